@@ -1,0 +1,99 @@
+"""What is asked: one case, and the key its record is kept under."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracebench.errors import RequestError
+
+_HASHED_FILES: dict[tuple[str, int], str] = {}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model file and the options handed to its functions."""
+
+    name: str
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model x front end x executor x mode x device x dtype x batch x controls.
+
+    ``mode``, ``device`` and ``dtype`` may be ``auto`` until the case's process has resolved them:
+    the mode the model's file declares, the accelerator if there is one, the dtype the model is built with.
+    """
+
+    model: ModelSpec
+    frontend: str
+    frontend_options: dict[str, Any] = field(default_factory=dict)
+    executor: str = "replay"
+    mode: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    batch_size: int | None = None
+    seed: int = 0
+    controls: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
+    throughput: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the ``case`` section of a record."""
+        return {
+            "model": self.model.name,
+            "options": dict(self.model.options),
+            "frontend": self.frontend,
+            "frontend_options": dict(self.frontend_options),
+            "executor": self.executor,
+            "mode": self.mode,
+            "device": self.device,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "controls": dict(self.controls),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data from which ``from_dict`` makes an equal case."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Case:
+        """Inverse of ``to_dict``."""
+        return cls(**{**data, "model": ModelSpec(**data["model"]), "stages": tuple(data["stages"])})
+
+    def label(self) -> str:
+        """Return a short name for progress lines."""
+        extra = [self.mode] if self.mode == "training" else []
+        return " ".join([self.model.name, self.frontend, self.executor, *extra])
+
+
+def key(case: Case, versions: dict[str, str]) -> str:
+    """Return 16 hex digits that name this case: its request, its model file's content and ``versions``.
+
+    The order in which keys were given and the folder the project lies in make no difference.
+
+    Raises:
+        RequestError: the model file cannot be read.
+    """
+    content = case.to_dict()
+    content["model"]["path"] = _digest(Path(case.model.path))
+    text = json.dumps([content, versions], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    try:
+        known = (str(path), path.stat().st_mtime_ns)
+        if known not in _HASHED_FILES:
+            _HASHED_FILES[known] = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RequestError(f"cannot read the model file {path}: {error.strerror or error}") from None
+    return _HASHED_FILES[known]

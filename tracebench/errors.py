@@ -1,0 +1,23 @@
+"""A request that makes no sense: what was wrong, the valid choices, and what to run next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RequestError(ValueError):
+    """Bad input from a user. Printed without a traceback; the process ends with exit code 2."""
+
+
+def unknown_choice(what: str, given: str, choices: Iterable[str], hint: str = "") -> RequestError:
+    """Return the error for ``given`` not being one of ``choices``, close matches first."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(given, choices, n=3, cutoff=0.5)
+    lines = [f"unknown {what} {given!r}."]
+    if close:
+        lines.append(f"Did you mean: {', '.join(close)}?")
+    lines.append(f"Valid choices: {', '.join(choices)}.")
+    if hint:
+        lines.append(hint)
+    return RequestError("\n".join(lines))

@@ -1,0 +1,89 @@
+"""The protocol of a front end: what goes in, what comes out, and the signal that says where control is.
+
+A front end captures and nothing else: it knows nothing of timing, coverage, verdicts or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+
+from tracebench.record import Constant, GraphBreak
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of one call of a model."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Events:
+    """What happened while capturing; filled in by the front end, also during later calls (recompiles)."""
+
+    #: Nodes that compute something, one entry per graph. Graphs without any are left out.
+    graph_nodes: list[int] = field(default_factory=list)
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    recompiles: list[str] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    guards: int | None = None
+    #: How many compilations took place so far; a change during a measurement invalidates it.
+    compilations: int = 0
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured model.
+
+    ``call`` has the module's own signature. ``module`` is the module whose parameters and buffers it uses.
+    """
+
+    call: Callable[..., Any]
+    module: nn.Module
+    events: Events
+
+
+class Executor(Protocol):
+    """What runs the captured graphs."""
+
+    name: str
+
+    def lower(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Return a callable that runs ``graph`` on flat inputs like ``example_inputs`` (Dynamo's backend form)."""
+        ...
+
+    def wrap(self, module: nn.Module) -> Callable[..., Any]:
+        """Return a callable with the signature of ``module``, a module that is one captured graph."""
+        ...
+
+
+class FrontEnd(Protocol):
+    """One way of capturing a model as graphs. See ``tracebench.frontends.FRONT_ENDS`` for the registry.
+
+    ``lazy`` says that graphs are made by the first call of ``Capture.call`` rather than by ``capture``.
+    """
+
+    name: str
+    lazy: bool
+
+    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+        """Capture ``model``, which the front end may run, on ``inputs``, which it may change.
+
+        With ``marked`` every captured graph tells ``regions`` when control is inside it; without, the callable
+        carries no instrumentation, so that it can be timed.
+
+        Raises:
+            Exception: whatever the underlying tracer raises; the harness records it as a refusal.
+        """
+        ...
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in ``tree``, in pytree order."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,287 @@
+"""What a case found out: the record, its JSON form, and how it is saved without ever being half written.
+
+A record holds null where nothing was measured, never a stand-in such as 0 or 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """Why a case has no verdict, or why a front end refused."""
+
+    stage: str
+    type: str
+    message: str
+    #: ``file:line`` in the user's own code, if the traceback passes through it.
+    user_location: str | None = None
+    traceback: str | None = None
+    #: Last lines of what the case's process printed.
+    log_tail: str | None = None
+    #: Name of the signal that ended the process, such as ``SIGSEGV``.
+    signal: str | None = None
+    #: Exit code of the process, if it ended by itself before the case was over.
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where a front end left the graph; ``location`` is ``file:line`` of user code."""
+
+    reason: str
+    location: str | None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that was baked into a graph as a constant."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    location: str | None = None
+
+
+@dataclass(frozen=True)
+class CaptureInfo:
+    """Events of capturing. ``seconds`` is wall time; for a front end that captures at the first call, of that call."""
+
+    seconds: float
+    #: Graphs that hold at least one operation.
+    graphs: int
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    recompiles: tuple[str, ...] = ()
+    #: Number of guards; null where the front end does not tell.
+    guards: int | None = None
+    constants: tuple[Constant, ...] = ()
+    #: Nodes that compute something, per graph (in the front end's own unit).
+    graph_nodes: tuple[int, ...] = ()
+    #: Warnings the front end gave while capturing.
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One situation in which a capture must behave as eager does."""
+
+    name: str
+    #: match | diverge | raise | n/a
+    outcome: str
+    #: What differed, or why the probe does not apply; empty for a plain match.
+    detail: str = ""
+    #: Largest absolute difference from eager over all floating-point values; null where not comparable.
+    max_error: float | None = None
+    #: Whether every value agreed to the bit; null where nothing was compared.
+    bitwise: bool | None = None
+
+
+@dataclass(frozen=True)
+class OutsideOp:
+    """Ops that ran outside every captured graph, by op and line of user code."""
+
+    op: str
+    location: str | None
+    count: int
+
+
+@dataclass(frozen=True)
+class CoverageInfo:
+    """How much of a steady-state call ran inside captured graphs; fractions in 0..1, null where undefined."""
+
+    ops: float | None
+    flops: float | None
+    time: float | None = None
+    ops_total: int | None = None
+    ops_in_graph: int | None = None
+    flops_total: int | None = None
+    flops_in_graph: int | None = None
+    #: The same totals for the model run eagerly.
+    eager_ops: int | None = None
+    eager_flops: int | None = None
+    graphs_per_call: int | None = None
+    outside: tuple[OutsideOp, ...] = ()
+    #: Ops that plausibly do arithmetic but have no FLOP formula in torch; they count 0 FLOPs.
+    flops_unknown: tuple[str, ...] = ()
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Latency of one callable. Samples are milliseconds per call, one per round."""
+
+    median_ms: float
+    iqr_ms: float
+    samples_ms: tuple[float, ...]
+    #: Null where the number of samples in a batch cannot be told.
+    samples_per_s: float | None = None
+    peak_memory_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Eager time divided by captured time: above 1 the capture is faster. 95 % interval."""
+
+    ratio: float
+    ci_low: float
+    ci_high: float
+    #: True if 1.0 lies outside the interval.
+    significant: bool
+
+
+@dataclass(frozen=True)
+class CompileSeconds:
+    """Seconds of capture plus compilation, with an empty and with a filled compiler cache."""
+
+    cold: float | None = None
+    warm: float | None = None
+
+
+@dataclass(frozen=True)
+class ThroughputInfo:
+    """Eager against captured, measured in alternating rounds in one process."""
+
+    eager: Timing
+    captured: Timing
+    speedup: Speedup
+    compile_s: CompileSeconds = CompileSeconds()
+    first_call_ms: float | None = None
+    #: Calls after which capturing has paid for itself; null if it never does or the ratio is not significant.
+    break_even_calls: int | None = None
+    #: How times were taken: ``host clock`` or ``device events``.
+    clock: str = "host clock"
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ControlEffect:
+    """What one control did; ``effect`` is ``"none"`` or a mapping of what changed."""
+
+    control: str
+    target: str
+    effect: Any
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything found out about one case."""
+
+    key: str
+    started_at: str
+    wall_s: float
+    #: model, options, frontend, executor, mode, device, dtype, batch_size, seed, controls
+    case: dict[str, Any]
+    status: str
+    verdict: str | None = None
+    error: ErrorInfo | None = None
+    capture: CaptureInfo | None = None
+    probes: tuple[Probe, ...] | None = None
+    coverage: CoverageInfo | None = None
+    controls: tuple[ControlEffect, ...] = ()
+    throughput: ThroughputInfo | None = None
+    #: Seconds spent in each stage that ended or began.
+    stages: dict[str, float] = field(default_factory=dict)
+    #: Things worth saying that belong to no single figure.
+    notes: tuple[str, ...] = ()
+    #: The resolved request, as the user's configuration gave it.
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+
+def to_dict(value: Any) -> Any:
+    """Return ``value`` (dataclasses, tuples, numbers) as plain JSON data; NaN and infinity become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def from_dict(cls: Any, data: Any) -> Any:
+    """Build ``cls`` (a type of this module, or a typing construct over them) from JSON data.
+
+    Fields this version does not know are dropped, so that newer records can be read.
+
+    Raises:
+        ValueError: a field without a default is missing, or a section has the wrong shape.
+    """
+    origin = typing.get_origin(cls)
+    if origin is types.UnionType:
+        inner = [arg for arg in typing.get_args(cls) if arg is not type(None)]
+        return None if data is None else from_dict(inner[0], data)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"expected a list, got {type(data).__name__}")
+        return tuple(from_dict(typing.get_args(cls)[0], item) for item in data)
+    if dataclasses.is_dataclass(cls):
+        if not isinstance(data, dict):
+            raise ValueError(f"{cls.__name__}: expected a mapping, got {type(data).__name__}")
+        hints = typing.get_type_hints(cls)
+        known = {f.name: from_dict(hints[f.name], data[f.name]) for f in dataclasses.fields(cls) if f.name in data}
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise ValueError(f"{cls.__name__}: {error}") from None
+    return data
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that readers see the old file or the whole new one, also after a crash or a full disk.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def save(record: Record, folder: Path) -> Path:
+    """Save ``record`` as ``folder/KEY.json`` and return that path."""
+    path = folder / f"{record.key}.json"
+    write_atomically(path, json.dumps(to_dict(record), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def load(path: Path) -> Record:
+    """Read one record.
+
+    Raises:
+        ValueError: the file is not a record; the message names the file.
+    """
+    try:
+        record = from_dict(Record, json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not a tracebench record: {error}") from None
+    assert isinstance(record, Record)
+    return record

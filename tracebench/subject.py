@@ -1,0 +1,335 @@
+"""The model under test: loaded from a file (or handed over from Python), with its inputs and its rules.
+
+A model file is plain Python. It defines ``make_model`` and ``example_inputs``; everything else is optional.
+Its functions may take parameters: those named in ``model.options`` get their values from there, and
+``batch_size`` of ``example_inputs`` gets the case's batch size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tracebench.case import Case
+from tracebench.errors import RequestError
+from tracebench.frontends.base import Inputs
+from tracebench.userlocation import user_location
+
+_FORM = "A model file defines make_model() -> nn.Module and example_inputs() -> tuple (see the README, 'A model of your own')."
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a model file may add to every run. The defaults do nothing."""
+
+    #: Returns whatever else must equal eager's after each call.
+    observe: Callable[[nn.Module], Any] | None = None
+    #: Called before call i with (model, captured, i).
+    between: Callable[[nn.Module, nn.Module, int], None] | None = None
+    #: Puts global state back before each run.
+    reset: Callable[[nn.Module], None] | None = None
+    #: Returns a context manager around call i.
+    call_context: Callable[[int], AbstractContextManager[Any]] = lambda i: contextlib.nullcontext()
+    #: Maps (i, output, earlier canonical outputs) to what is compared instead of the output.
+    canonical: Callable[[int, Any, list[Any]], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with everything a case needs to run it.
+
+    ``model`` and the inputs are pristine: every run works on copies made by ``fresh_model`` and ``fresh_inputs``.
+    """
+
+    name: str
+    model: nn.Module
+    example: Inputs
+    mode: str
+    device: torch.device
+    dtype: str
+    seed: int
+    #: Returns example inputs drawn anew from another seed, or None where the author's values are constant.
+    redraw: Callable[[int], Inputs] | None = None
+    #: Returns example inputs of the given batch size, or None where the model's author gave no way.
+    with_batch: Callable[[int], Inputs] | None = None
+    other_inputs: tuple[Inputs, ...] = ()
+    invalid_inputs: tuple[Inputs, ...] = ()
+    #: Whether the author gave ``other_inputs``: then no batch sizes or shapes of our own are probed.
+    declares_inputs: bool = False
+    #: Samples in one call, or None where that cannot be told.
+    batch_size: int | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    check_strides: bool = False
+
+    @property
+    def training(self) -> bool:
+        """Whether a call includes the backward pass."""
+        return self.mode == "training"
+
+    def fresh_model(self) -> nn.Module:
+        """Return a model of its own for one run, with global state reset and random numbers seeded.
+
+        Raises:
+            RequestError: the model cannot be copied.
+        """
+        try:
+            model = copy.deepcopy(self.model)
+        except Exception as error:
+            raise RequestError(
+                f"the model {self.name!r} cannot be copied ({type(error).__name__}: {error}), and every run needs "
+                "its own copy. Make it deep-copyable, for instance by not keeping non-leaf tensors as attributes."
+            ) from error
+        if self.hooks.reset is not None:
+            self.hooks.reset(model)
+        seed_everything(self.seed)
+        return model
+
+    def fresh_inputs(self, inputs: Inputs | None = None) -> Inputs:
+        """Return a copy of ``inputs`` (default: the example) in one piece, so that aliasing within it is kept."""
+        return copy.deepcopy(self.example if inputs is None else inputs)
+
+    def grad_mode(self) -> AbstractContextManager[Any]:
+        """Return the context in which calls run: gradients recorded in training, not in inference."""
+        return torch.enable_grad() if self.training else torch.no_grad()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's, Python's and numpy's random number generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    seed_everything(seed)
+    yield
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device a case runs on; ``auto`` is the accelerator where there is one, else the CPU.
+
+    Raises:
+        RequestError: no such device here.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    here = ["cpu"]
+    if accelerator is not None:
+        here += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError(f"device={name} is not a device torch knows. On this machine: auto, {', '.join(here)}.") from None
+    wanted = device.type if device.type == "cpu" or device.index is None else str(device)
+    if wanted not in here and not any(name.split(":")[0] == wanted for name in here):
+        raise RequestError(f"device={name} is not on this machine. Here: auto, {', '.join(here)}.")
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype | None:
+    """Return the floating-point dtype, or None for ``auto``.
+
+    Raises:
+        RequestError: not a floating-point dtype of torch.
+    """
+    if name == "auto":
+        return None
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise RequestError(f"dtype={name} is not a floating-point dtype. Valid choices: auto, bfloat16, float16, float32, float64.")
+    return dtype
+
+
+def load(case: Case) -> Subject:
+    """Build the subject of ``case`` from its model file.
+
+    Raises:
+        RequestError: the file is missing, does not import, lacks a function or returns the wrong thing; an option
+            that no function takes; a device or dtype that is not there.
+    """
+    device, dtype = resolve_device(case.device), resolve_dtype(case.dtype)
+    module = import_file(Path(case.model.path))
+    for name in ("make_model", "example_inputs"):
+        if not callable(getattr(module, name, None)):
+            raise RequestError(f"{case.model.path} does not define {name}(). {_FORM}")
+    functions = {n: getattr(module, n, None) for n in ("make_model", "example_inputs", "other_inputs", "invalid_inputs")}
+    _check_options(case, [f for f in functions.values() if callable(f)])
+    options = dict(case.model.options)
+    mode = case.mode if case.mode != "auto" else getattr(module, "MODE", "inference")
+    if mode not in ("inference", "training"):
+        raise RequestError(f"{case.model.path}: MODE is {mode!r}; it must be 'inference' or 'training'.")
+    options["mode"] = mode
+
+    seed_everything(case.seed)
+    model = _call_user(module, "make_model", options)
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"{case.model.path}: make_model() returned {type(model).__name__}, not an nn.Module. {_FORM}")
+    model = model.to(device) if dtype is None else model.to(device, dtype)
+
+    def place(inputs: Any, function: str) -> Inputs:
+        return _move(as_inputs(inputs, f"{case.model.path}: {function}()"), device, dtype)
+
+    def draw(seed: int, batch_size: int | None) -> Inputs:
+        seed_everything(seed)
+        extra = {} if batch_size is None else {"batch_size": batch_size}
+        return place(_call_user(module, "example_inputs", {**options, **extra}), "example_inputs")
+
+    takes_batch = "batch_size" in inspect.signature(module.example_inputs).parameters
+    if case.batch_size is not None and not takes_batch:
+        raise RequestError(
+            f"{case.model.path}: example_inputs() takes no batch_size, so batch_size={case.batch_size} cannot be met. "
+            "Give it a parameter batch_size, or leave batch_size out."
+        )
+    example = draw(case.seed, case.batch_size)
+
+    def lists(name: str) -> tuple[Inputs, ...]:
+        if functions[name] is None:
+            return ()
+        seed_everything(case.seed + 1)
+        found = _call_user(module, name, options)
+        if not isinstance(found, (list, tuple)):
+            raise RequestError(f"{case.model.path}: {name}() returned {type(found).__name__}, not a list of inputs. {_FORM}")
+        return tuple(place(entry, name) for entry in found)
+
+    return Subject(
+        name=case.model.name,
+        model=model,
+        example=example,
+        mode=mode,
+        device=device,
+        dtype=case.dtype if dtype is not None else _own_dtype(model, example),
+        seed=case.seed,
+        redraw=lambda seed: draw(seed, case.batch_size),
+        with_batch=(lambda size: draw(case.seed + 2, size)) if takes_batch else None,
+        other_inputs=lists("other_inputs"),
+        invalid_inputs=lists("invalid_inputs"),
+        declares_inputs=functions["other_inputs"] is not None,
+        batch_size=case.batch_size if case.batch_size is not None else samples_in(example),
+        hooks=Hooks(
+            observe=getattr(module, "observe", None),
+            between=getattr(module, "between", None),
+            reset=getattr(module, "reset", None),
+            call_context=getattr(module, "call_context", None) or (lambda i: contextlib.nullcontext()),
+            canonical=getattr(module, "canonical", None),
+        ),
+        check_strides=bool(getattr(module, "CHECK_STRIDES", False)),
+    )
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a model file under a name of its own.
+
+    Raises:
+        RequestError: it is missing or does not import.
+    """
+    if not path.is_file():
+        raise RequestError(f"there is no model file {path}. Give one with model=file model.path=FILE.py.")
+    name = f"tracebench_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path} is not a Python file. Give one with model=file model.path=FILE.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RequestError(f"{path} does not import: {_say(error)}") from error
+    return module
+
+
+def as_inputs(value: Any, source: str) -> Inputs:
+    """Return ``value``, a tuple of positional arguments or ``{"args": (...), "kwargs": {...}}``, as ``Inputs``.
+
+    Raises:
+        RequestError: neither of the two.
+    """
+    if isinstance(value, Inputs):
+        return value
+    if isinstance(value, dict) and set(value) <= {"args", "kwargs"} and value:
+        args, kwargs = value.get("args", ()), value.get("kwargs", {})
+        if isinstance(args, (tuple, list)) and isinstance(kwargs, dict):
+            return Inputs(tuple(args), kwargs)
+    if isinstance(value, tuple):
+        return Inputs(value)
+    raise RequestError(
+        f"{source} returned {type(value).__name__}; inputs are a tuple of positional arguments, such as (x,), "
+        'or {"args": (...), "kwargs": {...}}.'
+    )
+
+
+def samples_in(inputs: Inputs) -> int | None:
+    """Return the number of samples: the length of a leading list, or the first dimension of the first tensor."""
+    first = next(iter([*inputs.args, *inputs.kwargs.values()]), None)
+    if isinstance(first, (list, tuple)) and first:
+        return len(first)
+    if isinstance(first, torch.Tensor) and first.dim() > 0:
+        return first.shape[0]
+    return None
+
+
+def _check_options(case: Case, functions: list[Callable[..., Any]]) -> None:
+    known: set[str] = set()
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        known |= {p.name for p in parameters}
+    known -= {"batch_size", "mode"}
+    for option in case.model.options:
+        if option not in known:
+            valid = ", ".join(f"model.options.{name}" for name in sorted(known)) or "none; its functions take no parameters"
+            raise RequestError(f"model {case.model.name!r} has no option {option!r}. Valid choices: {valid}.")
+
+
+def _call_user(module: ModuleType, name: str, options: dict[str, Any]) -> Any:
+    function = getattr(module, name)
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        options = {key: value for key, value in options.items() if key in parameters}
+    try:
+        return function(**options)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{module.__file__}: {name}() failed: {_say(error)}") from error
+
+
+def _say(error: BaseException) -> str:
+    where = user_location(error)
+    return f"{type(error).__name__}: {error}" + (f" (at {where})" if where else "")
+
+
+def _move(inputs: Inputs, device: torch.device, dtype: torch.dtype | None) -> Inputs:
+    """Move tensors to ``device`` and floating-point ones to ``dtype``; tensors already there keep their identity."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.to(device, dtype) if dtype is not None and leaf.is_floating_point() else leaf.to(device)
+
+    args, kwargs = torch.utils._pytree.tree_map(move, (tuple(inputs.args), dict(inputs.kwargs)))
+    return Inputs(args, kwargs)
+
+
+def _own_dtype(model: nn.Module, example: Inputs) -> str:
+    tensors = [*model.parameters(), *model.buffers(), *torch.utils._pytree.tree_leaves((example.args, dict(example.kwargs)))]
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            return str(tensor.dtype).removeprefix("torch.")
+    return str(torch.get_default_dtype()).removeprefix("torch.")
