@@ -233,7 +233,7 @@ def from_dict(cls: Any, data: Any) -> Any:
         if not isinstance(data, list):
             raise ValueError(f"expected a list, got {type(data).__name__}")
         return tuple(from_dict(typing.get_args(cls)[0], item) for item in data)
-    if dataclasses.is_dataclass(cls):
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         if not isinstance(data, dict):
             raise ValueError(f"{cls.__name__}: expected a mapping, got {type(data).__name__}")
         hints = typing.get_type_hints(cls)
@@ -258,11 +258,11 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            Path(temporary).unlink()
         raise
 
 

@@ -29,7 +29,10 @@ from tracebench.errors import RequestError
 from tracebench.frontends.base import Inputs
 from tracebench.userlocation import user_location
 
-_FORM = "A model file defines make_model() -> nn.Module and example_inputs() -> tuple (see the README, 'A model of your own')."
+_FORM = (
+    "A model file defines make_model() -> nn.Module and example_inputs() -> tuple "
+    "(see the README, 'A model of your own')."
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RequestError(f"device={name} is not a device torch knows. On this machine: auto, {', '.join(here)}.") from None
+        raise RequestError(
+            f"device={name} is not a device torch knows. On this machine: auto, {', '.join(here)}."
+        ) from None
     wanted = device.type if device.type == "cpu" or device.index is None else str(device)
     if wanted not in here and not any(name.split(":")[0] == wanted for name in here):
         raise RequestError(f"device={name} is not on this machine. Here: auto, {', '.join(here)}.")
@@ -152,7 +157,9 @@ def resolve_dtype(name: str) -> torch.dtype | None:
         return None
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise RequestError(f"dtype={name} is not a floating-point dtype. Valid choices: auto, bfloat16, float16, float32, float64.")
+        raise RequestError(
+            f"dtype={name} is not a floating-point dtype. Valid choices: auto, bfloat16, float16, float32, float64."
+        )
     return dtype
 
 
@@ -168,7 +175,9 @@ def load(case: Case) -> Subject:
     for name in ("make_model", "example_inputs"):
         if not callable(getattr(module, name, None)):
             raise RequestError(f"{case.model.path} does not define {name}(). {_FORM}")
-    functions = {n: getattr(module, n, None) for n in ("make_model", "example_inputs", "other_inputs", "invalid_inputs")}
+    functions = {
+        n: getattr(module, n, None) for n in ("make_model", "example_inputs", "other_inputs", "invalid_inputs")
+    }
     _check_options(case, [f for f in functions.values() if callable(f)])
     options = dict(case.model.options)
     mode = case.mode if case.mode != "auto" else getattr(module, "MODE", "inference")
@@ -179,7 +188,9 @@ def load(case: Case) -> Subject:
     seed_everything(case.seed)
     model = _call_user(module, "make_model", options)
     if not isinstance(model, nn.Module):
-        raise RequestError(f"{case.model.path}: make_model() returned {type(model).__name__}, not an nn.Module. {_FORM}")
+        raise RequestError(
+            f"{case.model.path}: make_model() returned {type(model).__name__}, not an nn.Module. {_FORM}"
+        )
     model = model.to(device) if dtype is None else model.to(device, dtype)
 
     def place(inputs: Any, function: str) -> Inputs:
@@ -204,7 +215,9 @@ def load(case: Case) -> Subject:
         seed_everything(case.seed + 1)
         found = _call_user(module, name, options)
         if not isinstance(found, (list, tuple)):
-            raise RequestError(f"{case.model.path}: {name}() returned {type(found).__name__}, not a list of inputs. {_FORM}")
+            raise RequestError(
+                f"{case.model.path}: {name}() returned {type(found).__name__}, not a list of inputs. {_FORM}"
+            )
         return tuple(place(entry, name) for entry in found)
 
     return Subject(
@@ -293,7 +306,9 @@ def _check_options(case: Case, functions: list[Callable[..., Any]]) -> None:
     known -= {"batch_size", "mode"}
     for option in case.model.options:
         if option not in known:
-            valid = ", ".join(f"model.options.{name}" for name in sorted(known)) or "none; its functions take no parameters"
+            valid = (
+                ", ".join(f"model.options.{name}" for name in sorted(known)) or "none; its functions take no parameters"
+            )
             raise RequestError(f"model {case.model.name!r} has no option {option!r}. Valid choices: {valid}.")
 
 
@@ -328,7 +343,11 @@ def _move(inputs: Inputs, device: torch.device, dtype: torch.dtype | None) -> In
 
 
 def _own_dtype(model: nn.Module, example: Inputs) -> str:
-    tensors = [*model.parameters(), *model.buffers(), *torch.utils._pytree.tree_leaves((example.args, dict(example.kwargs)))]
+    tensors = [
+        *model.parameters(),
+        *model.buffers(),
+        *torch.utils._pytree.tree_leaves((example.args, dict(example.kwargs))),
+    ]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             return str(tensor.dtype).removeprefix("torch.")

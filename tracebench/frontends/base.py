@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import fx, nn
 
 from tracebench.record import Constant, GraphBreak
@@ -33,8 +32,10 @@ class Events:
     recompiles: list[str] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
     guards: int | None = None
-    #: How many compilations took place so far; a change during a measurement invalidates it.
+    #: How many times the front end has compiled so far.
     compilations: int = 0
+    #: Brings the fields that are gathered late up to date; call before reading them.
+    refresh: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class Capture:
     call: Callable[..., Any]
     module: nn.Module
     events: Events
+    #: Returns how many compilations took place so far; a change during a measurement invalidates it.
+    compilations: Callable[[], int] = lambda: 0
 
 
 class Executor(Protocol):
     """What runs the captured graphs."""
 
     name: str
+    #: How many graphs were compiled so far.
+    compilations: int
 
     def lower(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return a callable that runs ``graph`` on flat inputs like ``example_inputs`` (Dynamo's backend form)."""
@@ -84,6 +89,6 @@ class FrontEnd(Protocol):
         ...
 
 
-def tensor_leaves(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in ``tree``, in pytree order."""
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def count_nodes(graph: fx.Graph) -> int:
+    """Return how many nodes of ``graph`` compute something."""
+    return sum(node.op in ("call_function", "call_method", "call_module") for node in graph.nodes)

@@ -1,0 +1,1 @@
+"""How cases are run: the parent side (processes, limits, resume) and the child side (the stages)."""

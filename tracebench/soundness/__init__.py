@@ -1,0 +1,5 @@
+"""Is a capture right: probes, comparison, verdict."""
+
+from tracebench.soundness.stage import Soundness, judge, verdict_of
+
+__all__ = ["Soundness", "judge", "verdict_of"]

@@ -1,0 +1,1 @@
+"""How fast eager and a capture are."""

@@ -1,0 +1,162 @@
+"""The command line. Hydra composes the cases; then they are run one after the other and reported.
+
+Imports no torch, so that ``--help``, ``--cfg job`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+
+from omegaconf.errors import OmegaConfBaseException
+
+from tracebench import config
+from tracebench.errors import RequestError, unknown_choice
+from tracebench.helptext import choices, help_page
+from tracebench.record import Record
+from tracebench.run.launch import ServerDied, make_launcher
+from tracebench.run.sweep import Step, run_sweep
+from tracebench.status import outcome
+
+_HELP_HINT = "See python -m tracebench --help."
+#: Configurations composed so far. Hydra's jobs only collect: a request is checked as a whole before any of it runs.
+_COLLECTED: list[Any] = []
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit code (see the help page)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(arguments)
+    except (RequestError, ServerDied) as error:
+        print(f"tracebench: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, RequestError) else 1
+    except KeyboardInterrupt:
+        print("tracebench: interrupted; finished cases are kept", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _main(arguments: list[str]) -> int:
+    if {"--help", "-h"} & set(arguments):
+        print(help_page())
+        return 0
+    _compose(arguments)
+    if not _COLLECTED:
+        return 0
+    requests = [config.to_request(composed) for composed in _COLLECTED]
+    first = _COLLECTED[0]
+    folder = config.results_folder(first, datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f"))
+    launcher = make_launcher(first.limits.isolation)
+    records: list[Record] = []
+    problems: list[str] = []
+    try:
+        for step in run_sweep(requests, folder, first.rerun, launcher):
+            records.append(step.record)
+            print(_progress(step), flush=True)
+            if step.problem is not None:
+                problems.append(step.problem)
+                print(f"tracebench: {step.problem}", file=sys.stderr)
+    finally:
+        launcher.close()
+        if records:
+            problems += _report(folder)
+    return exit_code(records, problems, set(first.fail_on))
+
+
+def exit_code(records: list[Record], problems: list[str], fail_on: set[str]) -> int:
+    """Return 0 if every case got its answer, 1 if one failed, 2 if one was a request that makes no sense."""
+    if any(record.error is not None and record.error.type == RequestError.__name__ for record in records):
+        return 2
+    outcomes = {outcome(record.status, record.verdict) for record in records}
+    failed = any(record.status != "done" for record in records)
+    return 1 if failed or problems or outcomes & fail_on else 0
+
+
+def _report(folder: Path) -> list[str]:
+    from tracebench.report import build
+
+    report = build(folder)
+    print()
+    print(report.table)
+    for problem in report.problems:
+        print(f"tracebench: {problem}", file=sys.stderr)
+    print(f"\nResults: {folder}/ (records/, summary.csv, plots/, report.html)")
+    return list(report.problems)
+
+
+def _progress(step: Step) -> str:
+    record = step.record
+    word = outcome(record.status, record.verdict)
+    if record.error is not None and record.status != "done":
+        word += f" in stage {record.error.stage}"
+    speedup = record.throughput.speedup if record.throughput is not None else None
+    if speedup is not None:
+        word += f", {speedup.ratio:.2f}x" + ("" if speedup.significant else " (not significant)")
+    left = "" if not step.seconds_left else f", about {_duration(step.seconds_left)} left"
+    took = "kept from before" if step.reused else f"{_duration(record.wall_s)}{left}"
+    return f"[{step.number}/{step.total}] {step.case.label()}: {word} ({took})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _collect(composed: Any) -> None:
+    _COLLECTED.append(composed)
+
+
+def _compose(arguments: list[str]) -> None:
+    """Let Hydra compose every case of ``arguments``.
+
+    Raises:
+        RequestError: what Hydra cannot compose, in words that name the valid choices.
+    """
+    _COLLECTED.clear()
+    config.register()
+    # Have Hydra raise its errors instead of printing them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    entry = hydra.main(config_path=str(config.config_folder()), config_name="config", version_base="1.3")(_collect)
+    before = sys.argv
+    sys.argv = ["tracebench", *map(_free_options, arguments)]
+    try:
+        entry()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explained(error) from None
+    finally:
+        sys.argv = before
+
+
+def _free_options(argument: str) -> str:
+    """``model.options`` holds whatever the model's functions take, so its keys may be new; the loader checks them."""
+    return f"++{argument}" if argument.startswith("model.options.") else argument
+
+
+def _explained(error: Exception) -> RequestError:
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        return unknown_choice(f"{group} choice", name, choices(group), _HELP_HINT)
+    if isinstance(error, OverrideParseException):
+        said = str(error).splitlines()[0]
+        return RequestError(f"cannot read the argument {error.override!r}: {said}\n{_HELP_HINT}")
+    text = str(error)
+    missing = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
+    if isinstance(error, ConfigCompositionException) and missing and "not in struct" in f"{text}{cause}":
+        key = missing[1]
+        return unknown_choice("key", key, config.valid_keys(key), _HELP_HINT)
+    if isinstance(error, ConfigCompositionException) and missing:
+        key = missing[1].partition("@")[0]
+        if key not in config.valid_keys(key):
+            return unknown_choice("key", key, config.valid_keys(key), _HELP_HINT)
+        said = str(cause).splitlines()[0] if cause is not None else text.splitlines()[0]
+        return RequestError(f"{key}: {said}\n{_HELP_HINT}")
+    said = " ".join([text, str(cause or "")]).strip().splitlines()[0]
+    return RequestError(f"{said}\n{_HELP_HINT}")

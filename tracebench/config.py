@@ -1,0 +1,259 @@
+"""The schema of the configuration: every key, its type, its default and what it means, in one place.
+
+Imports no torch: the command line must answer at once. The help page is made from these fields.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import MISSING, OmegaConf
+
+from tracebench.case import Case, ModelSpec
+from tracebench.errors import RequestError, unknown_choice
+from tracebench.run.launch import ISOLATIONS
+from tracebench.run.limits import Limits
+from tracebench.run.sweep import RERUNS, Request
+from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
+
+MODES = ("auto", "inference", "training")
+#: Words that fail_on= takes.
+FAIL_ON = (*VERDICTS, *(status for status in STATUSES if status != "done"))
+
+
+def _key(default: Any, text: str) -> Any:
+    """A field with its help text."""
+    if callable(default):
+        return field(default_factory=default, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ModelConfig:
+    """What is captured."""
+
+    name: str = _key(MISSING, "name in tables and records")
+    summary: str = _key("", "one line about the model")
+    path: str = _key(MISSING, "the model's file; with model=file, your own")
+    options: dict[str, Any] = _key(dict, "parameters of the model file's functions, by name")
+
+
+@dataclass
+class EagerConfig:
+    """The null front end: captures nothing."""
+
+    name: str = _key("eager", "name of the front end")
+
+
+@dataclass
+class DynamoConfig:
+    """TorchDynamo (torch.compile) with a backend that sees every graph."""
+
+    name: str = _key("dynamo", "name of the front end")
+    fullgraph: bool = _key(False, "refuse instead of breaking the graph (also lets torch capture scalars)")
+    dynamic: bool | None = _key(None, "dynamic shapes from the start: true, false, or null for torch's own choice")
+
+
+@dataclass
+class JitTraceConfig:
+    """torch.jit.trace."""
+
+    name: str = _key("jit_trace", "name of the front end")
+    check_trace: bool = _key(True, "let torch run the trace again and refuse if it differs")
+    strict: bool = _key(True, "refuse mutable containers as outputs")
+
+
+@dataclass
+class FxConfig:
+    """torch.fx.symbolic_trace."""
+
+    name: str = _key("fx", "name of the front end")
+
+
+@dataclass
+class HookConfig:
+    """A tape of the ATen ops of one run."""
+
+    name: str = _key("hook", "name of the front end")
+
+
+FRONT_END_SCHEMAS = {
+    schema().name: schema for schema in (DynamoConfig, JitTraceConfig, FxConfig, HookConfig, EagerConfig)
+}
+
+
+#: What each executor does, for the help page.
+EXECUTORS = {
+    "replay": "runs graphs as captured, without a compiler: what is left against eager is the front end's cost",
+    "inductor": "lowers every front end's graphs through the same compiler, torch's Inductor",
+}
+
+
+@dataclass
+class ExecutorConfig:
+    """What runs the captured graphs."""
+
+    name: str = _key(MISSING, "name of the executor")
+
+
+@dataclass
+class ThroughputConfig:
+    """How speed is measured."""
+
+    seconds: float = _key(5.0, "measuring budget of a case; less is used when the interval is tight")
+
+
+@dataclass
+class LimitsConfig:
+    """What a case may take before it is ended."""
+
+    seconds: float = _key(1800.0, "wall time of a case")
+    memory_gb: float | None = _key(None, "resident memory of a case in 10^9 bytes; null: 90 % of what is free")
+    isolation: str = _key("auto", f"how a case gets its own process: {', '.join(ISOLATIONS)}")
+
+
+@dataclass
+class Config:
+    """One case, and where its record goes."""
+
+    model: ModelConfig = _key(ModelConfig, "what is captured")
+    frontend: Any = _key(MISSING, "what captures it")
+    executor: ExecutorConfig = _key(ExecutorConfig, "what runs the captured graphs")
+    mode: str = _key("auto", "inference, training (a call includes backward), or auto: what the model's file says")
+    device: str = _key("auto", "cpu, cuda, cuda:1, mps, xpu, or auto: the accelerator if there is one")
+    dtype: str = _key("auto", "float32, bfloat16, float16, float64, or auto: as the model is built")
+    batch_size: int | None = _key(None, "samples in the example; null: as the model's file gives it")
+    seed: int = _key(0, "seed of weights, inputs and random ops")
+    stages: list[str] = _key(lambda: list(OPTIONAL_STAGES), f"which of {', '.join(OPTIONAL_STAGES)} run")
+    throughput: ThroughputConfig = _key(ThroughputConfig, "how speed is measured")
+    limits: LimitsConfig = _key(LimitsConfig, "what a case may take before it is ended")
+    name: str | None = _key(
+        None, "results go to RESULTS_DIR/NAME, finished cases there are skipped; null: a new folder"
+    )
+    results_dir: str = _key("results", "where the folders of results are")
+    rerun: str = _key("failed", f"with name=: which cases run again although they have a record: {', '.join(RERUNS)}")
+    fail_on: list[str] = _key(list, f"outcomes that make the exit code 1, of {', '.join(FAIL_ON)}")
+
+
+def config_folder() -> Path:
+    """Return the folder of Hydra's config groups: the packaged copy if there is one, else the checkout's."""
+    return _data_folder("_configs", "configs")
+
+
+def models_folder() -> Path:
+    """Return the folder of the model files that come with the package."""
+    return _data_folder("_models", "models")
+
+
+def _data_folder(packaged: str, checkout: str) -> Path:
+    here = Path(__file__).resolve().parent
+    return here / packaged if (here / packaged).is_dir() else here.parent / checkout
+
+
+def register() -> None:
+    """Tell Hydra the schema and OmegaConf the resolver ``${models_dir:}``."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(group="schema", name="config", node=Config)
+    for name, schema in FRONT_END_SCHEMAS.items():
+        store.store(group="schema/frontend", name=name, node=schema)
+    OmegaConf.register_new_resolver("models_dir", lambda: str(models_folder()), replace=True)
+    OmegaConf.register_new_resolver("scratch_dir", _scratch_folder, replace=True)
+
+
+@functools.cache
+def _scratch_folder() -> str:
+    """A folder for what Hydra insists on writing; removed at exit."""
+    folder = tempfile.mkdtemp(prefix="tracebench-hydra-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def to_request(config: Any) -> Request:
+    """Turn a composed configuration into a case with its limits.
+
+    Raises:
+        RequestError: a value that makes no sense.
+    """
+    plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    model = plain["model"]
+    _one_of("mode", plain["mode"], MODES)
+    _some_of("stages", plain["stages"], OPTIONAL_STAGES)
+    _some_of("fail_on", plain["fail_on"], FAIL_ON)
+    _one_of("rerun", plain["rerun"], RERUNS)
+    _one_of("limits.isolation", plain["limits"]["isolation"], ISOLATIONS)
+    for name in ("throughput.seconds", "limits.seconds", "limits.memory_gb", "batch_size"):
+        value = OmegaConf.select(config, name)
+        if value is not None and not value > 0:
+            raise RequestError(f"{name}={value} must be greater than 0.")
+    own_file = model["name"] == "file"
+    if own_file and model["path"] == "???":
+        raise RequestError("model=file needs the file: add model.path=FILE.py.")
+    path = Path(model["path"])
+    if not path.is_file():
+        raise RequestError(f"there is no model file {path}. Give one with model=file model.path=FILE.py.")
+    options = dict(plain["frontend"])
+    case = Case(
+        model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
+        frontend=options.pop("name"),
+        frontend_options=options,
+        executor=plain["executor"]["name"],
+        mode=plain["mode"],
+        device=plain["device"],
+        dtype=plain["dtype"],
+        batch_size=plain["batch_size"],
+        seed=plain["seed"],
+        stages=tuple(stage for stage in OPTIONAL_STAGES if stage in plain["stages"]),
+        throughput=plain["throughput"],
+    )
+    return Request(case, Limits(plain["limits"]["seconds"], plain["limits"]["memory_gb"]), plain)
+
+
+def results_folder(config: Any, stamp: str) -> Path:
+    """Return the folder that results go to: RESULTS_DIR/NAME, or RESULTS_DIR/STAMP.
+
+    Raises:
+        RequestError: a name that is no plain folder name.
+    """
+    name = config.name
+    if name is not None and (not name or name in (".", "..") or set(name) & set('/\\:*?"<>|\0')):
+        raise RequestError(
+            f"name={name!r} must be a plain folder name, without path separators. "
+            "To put results elsewhere use results_dir=FOLDER."
+        )
+    return Path(config.results_dir) / (name or stamp)
+
+
+def valid_keys(path: str = "") -> list[str]:
+    """Return the keys that exist next to ``path`` (dotted), with their dots; all front ends' keys are counted."""
+    parent = path.rpartition(".")[0]
+    schemas: dict[str, list[Any]] = {
+        "": [Config],
+        "model": [ModelConfig],
+        "frontend": list(FRONT_END_SCHEMAS.values()),
+        "executor": [ExecutorConfig],
+        "throughput": [ThroughputConfig],
+        "limits": [LimitsConfig],
+    }
+    found = {f.name for schema in schemas.get(parent, [Config]) for f in dataclasses.fields(schema)}
+    prefix = f"{parent}." if parent in schemas and parent else ""
+    return sorted(prefix + name for name in found)
+
+
+def _one_of(what: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise unknown_choice(what, given, choices)
+
+
+def _some_of(what: str, given: list[str], choices: tuple[str, ...]) -> None:
+    for entry in given:
+        if entry not in choices:
+            raise unknown_choice(f"entry of {what}", entry, choices)

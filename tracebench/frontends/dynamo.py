@@ -1,0 +1,150 @@
+"""TorchDynamo through ``torch.compile``, with a backend of our own that sees every graph it makes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tracebench.frontends import regions
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.record import GraphBreak
+from tracebench.userlocation import short
+
+#: The modules of ``torch._dynamo`` that log graph breaks.
+_BREAK_LOGGERS = ("symbolic_convert", "convert_frame", "exc")
+_LOCATED = re.compile(
+    r"Graph break[^\n]*? in user code at (?P<file>.+?):(?P<line>\d+)\nGraph Break Reason: (?P<reason>.*)", re.S
+)
+_SKIPPED = re.compile(r"will skip tracing the frame (?P<frame>.+?) and fall back to eager", re.S)
+_FRAME = re.compile(r"File \"(?P<file>.+?)\", line (?P<line>\d+)")
+#: How Dynamo introduces the reason proper.
+_PREAMBLES = ("Encountered graph break when", "Failed to handle graph break gracefully")
+
+
+@dataclass(frozen=True)
+class Dynamo:
+    """``fullgraph`` and ``dynamic`` are those of ``torch.compile``. Graphs are made by the first call."""
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+    name = "dynamo"
+    lazy = True
+
+    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+        """Prepare ``model`` for capture at its first call; what Dynamo cannot take is raised by that call.
+
+        Forgets what Dynamo compiled before in this process, so that one capture is live at a time.
+        """
+        import torch._dynamo as dynamo
+
+        dynamo.reset()
+        events = _LISTENER.listen()
+
+        def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+            nodes = count_nodes(graph.graph)
+            if nodes:
+                events.graph_nodes.append(nodes)
+            lowered = executor.lower(graph, example_inputs)
+            # A graph that computes nothing is no captured work.
+            return regions.inside(lowered) if marked and nodes else lowered
+
+        call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        return Capture(call=call, module=model, events=events)
+
+
+class _Listener(logging.Handler):
+    """Hears of compilations and graph breaks and notes them in the events of the live capture.
+
+    Dynamo tells of breaks in its ``graph_breaks`` log alone: its counters and ``explain`` leave out the ones in
+    loops, on data-dependent branches and at the ends of a function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._events = Events()
+        self._installed = False
+
+    def listen(self) -> Events:
+        """Return new events, which from now on receive what is heard."""
+        if not self._installed:
+            self._install()
+        from torch._dynamo import callback, utils
+
+        # torch._dynamo.reset() has dropped the callback of the capture before.
+        callback.on_compile_start(lambda *_: self._compiled())
+        utils.clear_compilation_metrics()
+        self._events = events = Events()
+        events.refresh = lambda: _read_metrics(events)
+        return events
+
+    def _install(self) -> None:
+        from torch._dynamo import utils
+        from torch._logging._internal import getArtifactLogger
+
+        for name in _BREAK_LOGGERS:
+            logger = getArtifactLogger(f"torch._dynamo.{name}", "graph_breaks")
+            if not logger.isEnabledFor(logging.DEBUG):
+                # Nobody asked torch to print these, so they stop here.
+                logger.propagate = False
+                logger.setLevel(logging.DEBUG)
+            logger.addHandler(self)
+        # Guards and recompile reasons are read from here; the default keeps the last 64 frames only.
+        utils.set_compilation_metrics_limit(100_000)
+        self._installed = True
+
+    def _compiled(self) -> None:
+        self._events.compilations += 1
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one graph break."""
+        found = parse_graph_break(record.getMessage())
+        if found is None:
+            return
+        breaks = self._events.graph_breaks
+        for index, known in enumerate(breaks):
+            if (known.reason, known.location) == (found.reason, found.location):
+                breaks[index] = GraphBreak(known.reason, known.location, known.count + 1)
+                return
+        breaks.append(found)
+
+
+def parse_graph_break(message: str) -> GraphBreak | None:
+    """Return the graph break a log message of Dynamo tells of, or None if it tells of none.
+
+    ``count`` is 1: one report. Dynamo reports a break in a submodule once for each frame it unwinds through.
+    """
+    located = _LOCATED.search(message)
+    if located is not None:
+        return GraphBreak(_reason(located["reason"]), short(located["file"], int(located["line"])))
+    skipped = _SKIPPED.search(message)
+    if skipped is None:
+        return None
+    frames = _FRAME.findall(message)
+    location = short(frames[-1][0], int(frames[-1][1])) if frames else None
+    return GraphBreak(f"frame skipped: {skipped['frame']}", location)
+
+
+def _reason(text: str) -> str:
+    """The first line that says what happened, without Dynamo's introduction."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith(_PREAMBLES):
+        return lines[1]
+    return lines[0] if lines else ""
+
+
+def _read_metrics(events: Events) -> None:
+    from torch._dynamo import utils
+
+    metrics = [metric for metric in utils.get_compilation_metrics() if metric.guard_count is not None]
+    events.guards = sum(metric.guard_count or 0 for metric in metrics)
+    events.recompiles = [str(metric.recompile_reason) for metric in metrics if metric.recompile_reason]
+
+
+_LISTENER = _Listener()

@@ -1,0 +1,230 @@
+"""A trace hook of our own: the ATen ops of one run are taped onto an ``fx.Graph``, which is then replayed.
+
+The tape is static: it holds for inputs of the recorded signature, and for the Python values that the recorded run
+read from tensors. Both are checked on every call; where they differ it raises ``GuardError`` instead of
+computing something else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tracebench.frontends import regions
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.record import Constant
+from tracebench.userlocation import caller_location
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+_LIFT = torch.ops.aten.lift_fresh.default
+
+
+class GuardError(RuntimeError):
+    """The tape was recorded under another assumption than holds for this call."""
+
+
+class UntapeableError(RuntimeError):
+    """The model does something that a tape of ATen ops cannot hold."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Records one run of the model on the example inputs."""
+
+    name = "hook"
+    lazy = False
+
+    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+        """Run ``model`` once and tape it.
+
+        Raises:
+            UntapeableError: an input or output is no tensor, plain value or container of them.
+            Exception: what the model raises.
+        """
+        leaves, spec = pytree.tree_flatten((tuple(inputs.args), dict(inputs.kwargs)))
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise UntapeableError(f"an input of type {type(leaf).__name__} cannot be guarded by a tape")
+        tape = _Tape(model)
+        signature = tuple(map(_signature, leaves))
+        identities = _identities(leaves)
+        tape.placeholders(leaves)
+        with tape:
+            result = model(*inputs.args, **inputs.kwargs)
+        outputs, output_spec = pytree.tree_flatten(result)
+        graph = tape.finish(outputs)
+        nodes = count_nodes(graph.graph)
+        run = executor.wrap(graph)
+        run = regions.inside(run) if marked and nodes else run
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given, given_spec = pytree.tree_flatten((args, kwargs))
+            _check(given_spec, spec, tuple(map(_signature, given)), signature)
+            if _identities(given) != identities:
+                raise GuardError("the same tensor was passed in other places than when the tape was recorded")
+            return pytree.tree_unflatten(run(*given), output_spec)
+
+        events = Events(
+            graph_nodes=[nodes] if nodes else [], constants=tape.constants, guards=len(leaves) + tape.guards
+        )
+        return Capture(call=call, module=model, events=events)
+
+
+class _Tape(TorchDispatchMode):
+    """Writes each dispatched op, with the tensors it met by identity, onto a graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.constants: list[Constant] = []
+        self.guards = 0
+        self._model = model
+        self._graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        # Tensors stay alive while their ids are keys.
+        self._alive: list[torch.Tensor] = []
+        self._attributes = {
+            id(tensor): name for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers())
+        }
+        self._baked: dict[str, torch.Tensor] = {}
+
+    def placeholders(self, leaves: list[Any]) -> None:
+        """Make one graph input for each leaf, tensor or not."""
+        for index, leaf in enumerate(leaves):
+            node = self._graph.placeholder(f"input_{index}")
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf, node)
+
+    def finish(self, outputs: list[Any]) -> fx.GraphModule:
+        """Close the tape: its graph returns ``outputs`` as a flat list."""
+        for leaf in outputs:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise UntapeableError(
+                    f"an output of type {type(leaf).__name__} would be kept as a constant; return tensors in tuples, "
+                    "lists, dicts or named tuples"
+                )
+        self._graph.output([self._argument(leaf) for leaf in outputs])
+        attributes: dict[str, Any] = {
+            str(node.target): self._baked.get(str(node.target)) for node in self._graph.nodes if node.op == "get_attr"
+        }
+        for name in attributes:
+            if attributes[name] is None:
+                attributes[name] = _attribute(self._model, name)
+        self._nodes.clear()
+        self._alive.clear()
+        return fx.GraphModule(attributes, self._graph, class_name="Tape")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        taped_args, taped_kwargs = pytree.tree_map(self._argument, (args, kwargs))
+        result = func(*args, **kwargs)
+        if func is _LIFT:
+            # A literal: replaying the lift itself would hand out one tensor again and again.
+            func = torch.ops.aten.clone.default
+        node = self._graph.call_function(func, taped_args, taped_kwargs)
+        if func is _SCALAR:
+            self._guard(_same_value, node, result)
+        elif isinstance(result, torch.Tensor):
+            self._note(result, node)
+        elif isinstance(result, (tuple, list)):
+            for index, item in enumerate(result):
+                self._note_item(item, node, (index,))
+        if torch.Tag.dynamic_output_shape in func.tags:
+            shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self._guard(_same_shapes, node, shapes)
+        return result
+
+    def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
+        if isinstance(item, torch.Tensor):
+            for index in path:
+                node = self._graph.call_function(_getitem, (node, index))
+            self._note(item, node)
+        elif isinstance(item, (tuple, list)):
+            for index, inner in enumerate(item):
+                self._note_item(inner, node, (*path, index))
+
+    def _note(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def _guard(self, check: Callable[[Any, Any, str | None], None], node: fx.Node, expected: Any) -> None:
+        location = caller_location(sys._getframe(2))
+        self._graph.call_function(check, (node, expected, location))
+        self.guards += 1
+
+    def _argument(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._nodes:
+            name = self._attributes.get(id(value))
+            if name is None:
+                name = f"_constant_{len(self._baked)}"
+                self._baked[name] = value
+                where = caller_location(sys._getframe(1))
+                self.constants.append(
+                    Constant(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), where)
+                )
+            self._note(value, self._graph.get_attr(name))
+        return self._nodes[id(value)]
+
+
+def _getitem(sequence: Any, index: int) -> Any:
+    return sequence[index]
+
+
+def _same_value(value: Any, recorded: Any, location: str | None) -> None:
+    if value != recorded and not (value != value and recorded != recorded):
+        raise GuardError(f"a tensor's value became a Python number at {location}: {recorded} on tape, {value} now")
+
+
+def _same_shapes(result: Any, recorded: list[tuple[int, ...]], location: str | None) -> None:
+    shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if shapes != [tuple(shape) for shape in recorded]:
+        raise GuardError(f"a size depends on values at {location}: {recorded} on tape, {shapes} now")
+
+
+# Without outputs of their own, guards would be removed as dead code.
+for _check_function in (_same_value, _same_shapes):
+    fx.node.has_side_effect(_check_function)
+
+
+def _signature(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        stride = leaf.stride() if leaf.layout is torch.strided else None
+        return (leaf.shape, stride, leaf.dtype, leaf.device, leaf.layout, leaf.requires_grad)
+    return (type(leaf), leaf)
+
+
+def _identities(leaves: list[Any]) -> list[int]:
+    """For each tensor, the first place the same tensor stands at."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(leaf), index) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+
+def _check(given_spec: Any, spec: Any, given: tuple[Any, ...], signature: tuple[Any, ...]) -> None:
+    if given_spec != spec:
+        raise GuardError("the arguments have another structure than when the tape was recorded")
+    for index, (now, recorded) in enumerate(zip(given, signature, strict=True)):
+        if now != recorded:
+            raise GuardError(f"argument {index}: taped for {_describe(recorded)}, called with {_describe(now)}")
+
+
+def _describe(signature: Any) -> str:
+    if isinstance(signature[0], torch.Size):
+        shape, stride, dtype, device, *_ = signature
+        return f"{str(dtype).removeprefix('torch.')}{list(shape)} (stride {list(stride or ())}, {device})"
+    return f"{signature[1]!r}"
+
+
+def _attribute(model: nn.Module, name: str) -> torch.Tensor:
+    owner, _, attribute = name.rpartition(".")
+    found: torch.Tensor = getattr(model.get_submodule(owner), attribute)
+    return found

@@ -1,0 +1,98 @@
+"""The help page, made from the schema and from the config files, so that it cannot fall behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from tracebench import config
+from tracebench.status import OUTCOMES
+
+_WIDTH = 98
+_INTRO = """\
+tracebench captures a PyTorch model as a graph, in one of several ways, and tells whether the
+capture is right, how much of the model it holds, and how fast it is against eager.
+
+  python -m tracebench model=resnet50 frontend=dynamo            one case
+  python -m tracebench -m model=resnet18,vit_b_16 frontend=dynamo,jit_trace,fx,hook    a sweep
+  python -m tracebench model=file model.path=FILE.py             a model of your own
+  python -m tracebench.report results/NAME                       table, plots and page again
+"""
+_OUTRO = """\
+Exit code: 0 every case got a verdict, 1 a case crashed, timed out, ran out of memory or hit an
+error of the harness (or fail_on= says so), 2 the request makes no sense.
+  --cfg job       print the composed configuration and stop
+  --hydra-help    flags of Hydra, which reads the command line
+  tracebench -sc install=bash    prints shell completion: eval "$(tracebench -sc install=bash)"
+"""
+
+
+def choices(group: str) -> list[str]:
+    """Return the names of the choices of a config group."""
+    return sorted(path.stem for path in (config.config_folder() / group).glob("*.yaml"))
+
+
+def help_page() -> str:
+    """Return the text of ``--help``."""
+    parts = [_INTRO, "CHOICES (GROUP=NAME)"]
+    parts.append("  model: what is captured")
+    parts += [_entry(name, _summary(name)) for name in choices("model")]
+    parts.append("  frontend: what captures it")
+    parts += [_entry(name, _first_line(schema)) for name, schema in config.FRONT_END_SCHEMAS.items()]
+    parts.append("  executor: what runs the captured graphs")
+    parts += [_entry(name, text) for name, text in config.EXECUTORS.items()]
+    parts.append("\nKEYS (KEY=VALUE)")
+    for field in dataclasses.fields(config.Config):
+        nested = _schema_of(field.name)
+        if nested is None:
+            parts.append(_key(field, ""))
+        else:
+            parts += [_key(inner, f"{field.name}.") for inner in dataclasses.fields(nested)]
+    for name, schema in config.FRONT_END_SCHEMAS.items():
+        own = [inner for inner in dataclasses.fields(schema) if inner.name != "name"]
+        if own:
+            parts.append(f"\n  with frontend={name}:")
+            parts += [_key(inner, "frontend.") for inner in own]
+    parts.append("\nVERDICTS AND FAILURES")
+    parts += [_entry(word.name, word.meaning) for word in OUTCOMES.values()]
+    return "\n".join([*parts, "", _OUTRO])
+
+
+def _schema_of(name: str) -> Any:
+    """The schema of a key that holds keys itself and is not chosen by name."""
+    return {"model": config.ModelConfig, "throughput": config.ThroughputConfig, "limits": config.LimitsConfig}.get(name)
+
+
+def _entry(name: str, text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent=f"    {name:<24} ", subsequent_indent=" " * 29)
+
+
+def _key(field: Any, prefix: str) -> str:
+    default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    if dataclasses.is_dataclass(default) or default == MISSING:
+        shown = ""
+    else:
+        shown = f" [{'null' if default is None else _plain(default)}]"
+    return _entry(f"{prefix}{field.name}", field.metadata["help"] + shown)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _summary(model: str) -> str:
+    path: Path = config.config_folder() / "model" / f"{model}.yaml"
+    loaded = OmegaConf.load(path)
+    return str(OmegaConf.select(loaded, "summary", default=""))
+
+
+def _first_line(schema: Any) -> str:
+    return str(schema.__doc__).splitlines()[0]

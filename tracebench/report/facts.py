@@ -1,0 +1,296 @@
+"""What a record says in words: its outcome, its name among others, why it is not sound, what else to know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracebench.record import GraphBreak, Probe, Record
+from tracebench.report.text import clean, clip, plural, some
+from tracebench.status import OUTCOMES, Word, outcome
+
+#: Front ends in the order they are shown; others follow by name.
+FRONTENDS = ("dynamo", "jit_trace", "fx", "hook", "eager")
+#: Parts of a case that name a row, where they differ between records, and how each is said.
+_AXES = ("executor", "mode", "device", "dtype", "batch_size", "seed", "controls")
+#: Outcomes that enter a mean.
+USABLE = ("sound", "restricted")
+_MESSAGE_LIMIT = 400
+
+
+def word(record: Record) -> Word:
+    """Return the one word that stands for ``record``."""
+    name = outcome(record.status, record.verdict)
+    return OUTCOMES.get(name) or Word(name, "failure", "#e7e9ed", "an outcome this version does not know")
+
+
+def order(records: Iterable[Record]) -> list[Record]:
+    """Return ``records`` by model, then variant, then front end, in an order that depends on nothing else."""
+
+    def key(record: Record) -> tuple[Any, ...]:
+        case = record.case
+        frontend = str(case.get("frontend") or "")
+        rank = FRONTENDS.index(frontend) if frontend in FRONTENDS else len(FRONTENDS)
+        options = [_fixed(case.get(name)) for name in ("options", *_AXES)]
+        return (str(case.get("model") or ""), options, rank, frontend, _fixed(case), record.started_at, record.key)
+
+    return sorted(records, key=key)
+
+
+def _fixed(value: Any) -> str:
+    """Return a text that is equal for equal values; nothing and an empty mapping are the same."""
+    return json.dumps(value or None, sort_keys=True, default=str) if value != 0 else "0"
+
+
+@dataclass(frozen=True)
+class Names:
+    """How records are told apart: only by what differs between them."""
+
+    axes: tuple[str, ...]
+    #: Models that appear with several sets of options, and front ends that do.
+    models: frozenset[str]
+    frontends: frozenset[str]
+
+    def row(self, record: Record) -> str:
+        """Return the model and what varies besides the front end."""
+        case = record.case
+        model = clean(case.get("model") or "(unnamed model)")
+        if model in self.models:
+            model += _options(case.get("options"))
+        return ", ".join([model, *(_value(axis, case.get(axis)) for axis in self.axes)])
+
+    def column(self, record: Record) -> str:
+        """Return the front end, with its options if it appears with several."""
+        name = clean(record.case.get("frontend") or "(no front end)")
+        return name + _options(record.case.get("frontend_options")) if name in self.frontends else name
+
+    def full(self, record: Record) -> str:
+        """Return the name of the case: ``jit_trace on resnet50``."""
+        return f"{self.column(record)} on {self.row(record)}"
+
+
+def names(records: Sequence[Record]) -> Names:
+    """Return how to name each of ``records``."""
+    axes = tuple(axis for axis in _AXES if len(_told(records, axis)) > 1)
+    return Names(axes, _several(records, "model", "options"), _several(records, "frontend", "frontend_options"))
+
+
+def _told(records: Sequence[Record], axis: str) -> dict[str, Any]:
+    """Return the distinct values of a part of the case, but for what a case that failed early left open."""
+    found: dict[str, Any] = {}
+    for record in records:
+        value = record.case.get(axis)
+        if record.status == "done" or value not in ("auto", None):
+            found.setdefault(_fixed(value), value)
+    return found
+
+
+def _several(records: Sequence[Record], name: str, options: str) -> frozenset[str]:
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        seen.setdefault(clean(record.case.get(name) or ""), set()).add(_fixed(record.case.get(options)))
+    return frozenset(key for key, values in seen.items() if len(values) > 1)
+
+
+def _options(options: Any) -> str:
+    return f"({mapping(options)})" if options else "()"
+
+
+def mapping(value: Any) -> str:
+    """Return a mapping as ``a=1 b=[x, y]``."""
+    if not isinstance(value, dict):
+        return clean(value)
+    return " ".join(f"{clean(key)}={_item(item)}" for key, item in value.items())
+
+
+def _item(value: Any) -> str:
+    return f"[{', '.join(map(clean, value))}]" if isinstance(value, (list, tuple)) else clean(value)
+
+
+def _value(axis: str, value: Any) -> str:
+    if axis == "controls":
+        return mapping(value) if value else "no controls"
+    if value is None:
+        return f"no {axis.replace('_', ' ')}"
+    return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(value)
+
+
+def shared(records: Sequence[Record], axis: str) -> str | None:
+    """Return the value of a part of the case that all ``records`` have in common, or None."""
+    values = list(_told(records, axis).values())
+    return clean(values[0]) if len(values) == 1 and values[0] is not None else None
+
+
+def environment(record: Record, name: str) -> str | None:
+    """Return ``device_name``, ``torch`` or another version from the environment section, however deep it lies."""
+    found = record.environment.get(name)
+    for section in ("versions", "machine", "device", name):
+        inner = record.environment.get(section)
+        if found is None and isinstance(inner, dict):
+            found = inner.get(name)
+    return clean(found) if isinstance(found, (str, int, float)) else None
+
+
+def device_name(record: Record) -> str | None:
+    """Return the name of the hardware the case ran on."""
+    names = ["device_name", "cpu"] if str(record.case.get("device") or "cpu").startswith("cpu") else ["device_name"]
+    return next((found for name in names if (found := environment(record, name))), None)
+
+
+def machine(records: Sequence[Record]) -> str:
+    """Return the devices of ``records``: ``cuda (NVIDIA H200)``. A case that failed early may not know its own."""
+    seen = dict.fromkeys((clean(record.case.get("device") or "auto"), device_name(record)) for record in records)
+    named = {device for device, name in seen if name}
+    told = [f"{device} ({name})" if name else device for device, name in seen if name or device not in named]
+    known = [device for device in told if device != "auto"]
+    return some(known or ["unknown device"], 3, "device", ", ")
+
+
+def missing(record: Record, stage: str) -> str:
+    """Return what stands for a figure that is not there: ``-`` not asked for, ``n/a`` not applicable."""
+    asked = record.config.get("stages")
+    if isinstance(asked, (list, tuple)) and stage in ("soundness", "coverage", "throughput") and stage not in asked:
+        return "-"
+    if record.status != "done" or record.verdict == "refused":
+        return "n/a"
+    return "n/a" if stage in record.stages else "-"
+
+
+def failing(record: Record) -> list[Probe]:
+    """Return the probes that do not match: silent differences first, then loud ones."""
+    probes = record.probes or ()
+    return [probe for outcome in ("diverge", "raise") for probe in probes if probe.outcome == outcome]
+
+
+def why(record: Record) -> str | None:
+    """Return why a case is not plainly sound, or None if there is nothing to explain."""
+    name = word(record).name
+    if name in ("sound", "no verdict"):
+        return None
+    if name in ("unsound", "restricted"):
+        return f"{name}: {_probes(record)}"
+    stage = record.error.stage if record.error else ""
+    where = f" in stage {clean(stage)}" if stage and not (name == "refused" and stage == "capture") else ""
+    before = f" (verdict before that: {record.verdict})" if record.status != "done" and record.verdict else ""
+    return f"{name}{where}: {_cause(record)}{before}"
+
+
+def _probes(record: Record) -> str:
+    found = failing(record)
+    if not found:
+        return "the record names no failing probe"
+    verb = {"diverge": "differs", "raise": "raises"}
+    said = [
+        f"{verb[probe.outcome]} on {clean(probe.name)}"
+        + (f": {clip(clean(probe.detail), 200)}" if probe.detail else "")
+        for probe in found
+    ]
+    return some(said, 3, "probe")
+
+
+def _cause(record: Record) -> str:
+    error = record.error
+    if error is None:
+        return "the record has no error"
+    if record.status == "crashed" and (error.signal or error.exit_code is not None):
+        cause = clean(error.signal) if error.signal else f"exit code {error.exit_code}"
+        last = [line for line in (error.log_tail or "").splitlines() if line.strip()]
+        return f"{cause}; last output: {clip(clean(last[-1]), 200)}" if last else cause
+    said = ": ".join(part for part in (clean(error.type), clip(clean(error.message), _MESSAGE_LIMIT)) if part)
+    return (said or "no message") + (f" at {clean(error.user_location)}" if error.user_location else "")
+
+
+def breaks(record: Record) -> list[GraphBreak]:
+    """Return the graph breaks by distinct user location, most frequent first; reasons at one location are joined."""
+    merged: dict[str, GraphBreak] = {}
+    for found in record.capture.graph_breaks if record.capture else ():
+        place = found.location or f"no location: {found.reason}"
+        known = merged.get(place)
+        if known is None:
+            merged[place] = found
+        else:
+            reason = known.reason if found.reason in known.reason else f"{known.reason}, {found.reason}"
+            merged[place] = GraphBreak(reason, known.location, known.count + found.count)
+    return sorted(merged.values(), key=lambda found: -found.count)
+
+
+def break_text(found: GraphBreak) -> str:
+    """Return a graph break as ``reason at file:line (3 times)``."""
+    place = f" at {clean(found.location)}" if found.location else ""
+    times = f" ({found.count} times)" if found.count > 1 else ""
+    return f"{clip(clean(found.reason), 200)}{place}{times}"
+
+
+def remarks(record: Record) -> list[str]:
+    """Return what else to know about a case: its graph breaks and the controls that did nothing."""
+    said = []
+    found = breaks(record)
+    if found and record.capture:
+        reasons = some([break_text(item) for item in found], 3, "break")
+        said.append(f"{plural(record.capture.graphs, 'graph')}; breaks: {reasons}")
+    for control in record.controls:
+        if control.effect == "none":
+            detail = f": {clean(control.detail)}" if control.detail else ""
+            said.append(f"control {clean(control.control)} {clean(control.target)} had no effect{detail}")
+    return said
+
+
+def timing_warnings(record: Record) -> tuple[str, ...]:
+    """Return the warnings of the throughput stage."""
+    return record.throughput.warnings if record.throughput else ()
+
+
+def shared_notes(records: Sequence[Record], naming: Names) -> list[str]:
+    """Return each distinct note once, with the cases it holds for."""
+    holders: dict[str, list[str]] = {}
+    for record in records:
+        for note in record.notes:
+            holders.setdefault(clean(note), []).append(naming.full(record))
+    return [f"{some(cases, 3, 'case', ', ')}: {note}" for note, cases in holders.items()]
+
+
+def speedup(record: Record) -> float | None:
+    """Return the measured speedup, or None."""
+    value = record.throughput.speedup.ratio if record.throughput else None
+    return value if value is not None and value > 0 else None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The geometric mean of the speedups of a group, ``used`` of whose ``total`` cases have one that counts."""
+
+    group: str
+    value: float
+    used: int
+    total: int
+
+
+def geometric_means(records: Sequence[Record]) -> list[Mean]:
+    """Return the mean speedup of each front end and executor over its sound and restricted cases.
+
+    Devices, modes, dtypes and batch sizes are not mixed where they differ. A group with fewer than two
+    such cases has no mean.
+    """
+    axes = [axis for axis in ("device", "mode", "dtype") if axis in names(records).axes]
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        case = record.case
+        parts = [case.get("frontend"), "with", case.get("executor"), *(case.get(axis) for axis in axes)]
+        groups.setdefault(" ".join(clean(part) for part in parts if part is not None), []).append(record)
+    means = []
+    for group, members in groups.items():
+        logs = [math.log(value) for record in members if word(record).name in USABLE and (value := speedup(record))]
+        if len(logs) >= 2:
+            means.append(Mean(group, math.exp(math.fsum(logs) / len(logs)), len(logs), len(members)))
+    return means
+
+
+def counts(records: Sequence[Record]) -> str:
+    """Return ``12 cases: 5 sound, 2 unsound, 5 refused``, in the order of the table of words."""
+    seen = Counter(word(record).name for record in records)
+    listed = [*(name for name in OUTCOMES if name in seen), *(name for name in seen if name not in OUTCOMES)]
+    return f"{plural(len(records), 'case')}: {', '.join(f'{seen[name]} {name}' for name in listed)}"

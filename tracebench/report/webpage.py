@@ -1,0 +1,324 @@
+"""One self-contained page: the table, the plots, and all there is to know about each case.
+
+Everything that comes from a record is escaped; nothing is fetched from elsewhere and no script runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from tracebench.record import Record, Timing, to_dict
+from tracebench.report import facts
+from tracebench.report.columns import COLUMNS
+from tracebench.report.text import clean, milliseconds, percent
+from tracebench.status import OUTCOMES
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --page: #fff; --soft: #f6f8fa }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --faint: #9198a1; --line: #3d444d; --page: #0d1117; --soft: #151b23 }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
+  max-width: 70rem; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem } h3 { font-size: 1rem }
+p { margin: .4rem 0 } .faint { color: var(--faint) }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
+th { font-weight: 600; white-space: nowrap } .number { text-align: right; white-space: nowrap }
+.word { color: #000; border-radius: .25rem; padding: .05rem .45rem; white-space: nowrap }
+figure { margin: 1.2rem 0 } img { max-width: 100%; background: #fff; border-radius: .4rem }
+figcaption { color: var(--faint) } li { margin: .2rem 0; overflow-wrap: anywhere }
+details { border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0; padding: .4rem .8rem }
+summary { cursor: pointer } pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem;
+  border-radius: .3rem } td { overflow-wrap: anywhere }
+"""
+_TABLE = (
+    "op_coverage",
+    "flop_coverage",
+    "time_coverage",
+    "graphs",
+    "graph_breaks",
+    "speedup",
+    "eager_ms",
+    "captured_ms",
+    "samples_per_s_captured",
+    "capture_s",
+)
+_HEADINGS = {
+    "op_coverage": "op %",
+    "flop_coverage": "FLOP %",
+    "time_coverage": "time %",
+    "graphs": "graphs",
+    "graph_breaks": "breaks",
+    "speedup": "speedup [95 %]",
+    "eager_ms": "eager ms",
+    "captured_ms": "captured ms",
+    "samples_per_s_captured": "samples/s",
+    "capture_s": "capture s",
+}
+
+
+def page(
+    records: Sequence[Record],
+    title: str,
+    plots: Mapping[str, tuple[bytes, str]] | None = None,
+    problems: Sequence[str] = (),
+) -> str:
+    """Return the page for ``records``; ``plots`` are PNGs and captions by name."""
+    naming = facts.names(records)
+    reasons = [f"{naming.full(record)}: {reason}" for record in records if (reason := facts.why(record))]
+    body = [
+        f"<h1>{_e(title)}</h1>",
+        f'<p class="faint">{_e(_header(records))}</p>',
+        f"<p>{_e(facts.counts(records))}</p>",
+        _section("Problems with this report", _bullets(problems)),
+        _section("Cases", _cases(records, naming)),
+        _section("Why", _bullets(reasons)),
+        _section("Geometric mean speedup", _means(records)),
+        _section("Plots", "".join(_plot(name, *plot) for name, plot in (plots or {}).items())),
+        _section("Notes", _bullets(facts.shared_notes(records, naming))),
+        _section("Each case in full", "".join(_details(record, naming) for record in records)),
+        _section("Columns of summary.csv", _columns()),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_e(title)}</title><style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    )
+
+
+def _e(value: object) -> str:
+    """Return ``value`` escaped; half surrogate pairs, which no file can hold, are replaced."""
+    return escape(str(value)).encode("utf-8", "replace").decode("utf-8")
+
+
+def _header(records: Sequence[Record]) -> str:
+    """Return devices, versions and the time span of the cases."""
+    versions = dict.fromkeys(
+        f"{name} {found}"
+        for name in ("torch", "torchvision", "python", "cuda")
+        for record in records
+        if (found := facts.environment(record, name))
+    )
+    dates = sorted(record.started_at for record in records)
+    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return " | ".join([facts.machine(records), *versions, span])
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{_e(title)}</h2>\n{content}" if content else ""
+
+
+def _bullets(items: Iterable[object]) -> str:
+    listed = "".join(f"<li>{_e(item)}</li>" for item in items)
+    return f"<ul>{listed}</ul>" if listed else ""
+
+
+def _word(record: Record) -> str:
+    word = facts.word(record)
+    return f'<span class="word" style="background:{word.colour}" title="{_e(word.meaning)}">{_e(word.name)}</span>'
+
+
+def _cases(records: Sequence[Record], naming: facts.Names) -> str:
+    shown = [name for name in _TABLE if any(COLUMNS[name].get(record) is not None for record in records)]
+    heading = "".join(f"<th>{_e(name)}</th>" for name in ("model", "front end", "verdict"))
+    heading += "".join(f'<th class="number">{_e(_HEADINGS[name])}</th>' for name in shown)
+    rows = []
+    for record in records:
+        figures = "".join(f'<td class="number">{_e(COLUMNS[name].cell(record))}</td>' for name in shown)
+        link = f'<a href="#case-{_e(record.key)}">{_e(naming.row(record))}</a>'
+        rows.append(f"<tr><td>{link}</td><td>{_e(naming.column(record))}</td><td>{_word(record)}</td>{figures}</tr>")
+    marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1; 95 % intervals"
+    meanings = [name for name in OUTCOMES if any(facts.word(record).name == name for record in records)]
+    legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
+    table = f'<div class="scroll"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
+    return f'{table}<p class="faint">{marks}</p><ul class="faint">{legend}</ul>'
+
+
+def _means(records: Sequence[Record]) -> str:
+    return _bullets(
+        f"{mean.group}: {mean.value:.2f}x ({mean.used} of {mean.total} cases: sound or restricted, and timed)"
+        for mean in facts.geometric_means(records)
+    )
+
+
+def _plot(name: str, picture: bytes, caption: str) -> str:
+    data = base64.b64encode(picture).decode()
+    return (
+        f'<figure><img alt="{_e(caption)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_e(name)}: {_e(caption)}</figcaption></figure>\n"
+    )
+
+
+def _pairs(rows: Iterable[tuple[str, object]]) -> str:
+    """Return a table of names and values without the values that are missing."""
+    listed = "".join(f"<tr><th>{_e(name)}</th><td>{_e(value)}</td></tr>" for name, value in rows if value is not None)
+    return f"<table>{listed}</table>" if listed else ""
+
+
+def _grid(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    listed = "".join(
+        "<tr>" + "".join(f"<td>{_e('' if cell is None else cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    titles = "".join(f"<th>{_e(name)}</th>" for name in heading)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{listed}</table></div>' if listed else ""
+
+
+def _part(title: str, content: str) -> str:
+    return f"<h3>{_e(title)}</h3>{content}" if content else ""
+
+
+def _pre(text: str | None) -> str:
+    return f"<pre>{_e(text)}</pre>" if text else ""
+
+
+def _json(value: Any) -> str:
+    return _pre(json.dumps(to_dict(value), indent=1, default=str)) if value else ""
+
+
+def _details(record: Record, naming: facts.Names) -> str:
+    """Return all there is to know about one case, folded away."""
+    reason = facts.why(record)
+    error = record.error
+    parts = [
+        f"<p>{_e(reason)}</p>" if reason else "",
+        _part("Notes", _bullets([*facts.remarks(record), *record.notes])),
+        _part("Probes", _probes(record)),
+        _part("Error", _error(record)) if error else "",
+        _part("Traceback", _pre(error.traceback)) if error else "",
+        _part("Last output", _pre(error.log_tail)) if error else "",
+        _part("Capture", _capture(record)),
+        _part("Graph breaks", _bullets(facts.break_text(found) for found in facts.breaks(record))),
+        _part("Coverage", _coverage(record)),
+        _part("Controls", _grid(("control", "target", "effect", "detail"), _controls(record))),
+        _part("Throughput", _throughput(record)),
+        _part("Timing warnings", _bullets(facts.timing_warnings(record))),
+        _part("Seconds in each stage", _pairs((name, f"{seconds:.2f}") for name, seconds in _stages(record))),
+        _part("Case", _json(record.case)),
+        _part("Environment", _json(record.environment)),
+    ]
+    summary = f"<summary>{_word(record)} {_e(naming.full(record))}</summary>"
+    file = f'<p class="faint">records/{_e(record.key)}.json, started {_e(record.started_at)}</p>'
+    return f'<details id="case-{_e(record.key)}">{summary}{"".join(parts)}{file}</details>\n'
+
+
+def _stages(record: Record) -> Iterable[tuple[str, float]]:
+    return ((name, value) for name, value in record.stages.items() if isinstance(value, (int, float)))
+
+
+def _probes(record: Record) -> str:
+    rows = [
+        (
+            probe.name,
+            probe.outcome,
+            probe.detail,
+            None if probe.max_error is None else f"{probe.max_error:.3g}",
+            None if probe.bitwise is None else "yes" if probe.bitwise else "no",
+        )
+        for probe in record.probes or ()
+    ]
+    return _grid(("probe", "outcome", "detail", "largest error", "equal to the bit"), rows)
+
+
+def _error(record: Record) -> str:
+    error = record.error
+    if error is None:
+        return ""
+    said = _pairs(
+        (
+            ("stage", error.stage),
+            ("type", error.type),
+            ("at", error.user_location),
+            ("signal", error.signal),
+            ("exit code", error.exit_code),
+        )
+    )
+    return said + _pre(error.message)
+
+
+def _capture(record: Record) -> str:
+    found = record.capture
+    if found is None:
+        return ""
+    said = _pairs(
+        (
+            ("seconds", None if found.seconds is None else f"{found.seconds:.3g}"),
+            ("graphs", found.graphs),
+            ("nodes in each", ", ".join(map(str, found.graph_nodes)) or None),
+            ("guards", found.guards),
+        )
+    )
+    constants = [
+        f"constant {item.name} {list(item.shape)} {item.dtype} {item.location or ''}" for item in found.constants
+    ]
+    recompiles = [f"recompiled: {reason}" for reason in found.recompiles]
+    return said + _bullets([*constants, *recompiles, *(f"warning: {item}" for item in found.warnings)])
+
+
+def _coverage(record: Record) -> str:
+    found = record.coverage
+    if found is None:
+        return ""
+    shares = [
+        (name, None if value is None else f"{percent(value)} %")
+        for name, value in (("ops", found.ops), ("FLOPs", found.flops), ("time", found.time))
+    ]
+    said = _pairs(
+        (
+            *shares,
+            ("ops in graphs", None if found.ops_total is None else f"{found.ops_in_graph} of {found.ops_total}"),
+            ("graphs in one call", found.graphs_per_call),
+            ("ops without a FLOP formula", ", ".join(found.flops_unknown) or None),
+            ("note", found.note),
+        )
+    )
+    outside = sorted(found.outside, key=lambda item: -item.count)
+    rows = [(item.op, item.location, item.count) for item in outside[:20]]
+    more = f"<p>and {len(outside) - 20} more</p>" if len(outside) > 20 else ""
+    return said + _grid(("outside every graph", "at", "times"), rows) + more
+
+
+def _controls(record: Record) -> Iterable[Sequence[object]]:
+    return ((item.control, item.target, facts.mapping(item.effect), item.detail) for item in record.controls)
+
+
+def _throughput(record: Record) -> str:
+    found = record.throughput
+    if found is None:
+        return ""
+    rows = [(name, *_timing(timing)) for name, timing in (("eager", found.eager), ("captured", found.captured))]
+    names = ("", "median ms", "interquartile range ms", "rounds", "samples/s", "peak memory MB")
+    more = (
+        ("speedup", COLUMNS["speedup"].cell(record)),
+        ("capture and compile, empty cache", _unit(found.compile_s.cold, "s")),
+        ("capture and compile, filled cache", _unit(found.compile_s.warm, "s")),
+        ("first call", _unit(found.first_call_ms, "ms")),
+        ("calls until it has paid back", found.break_even_calls),
+        ("clock", found.clock),
+    )
+    return _grid(names, rows) + _pairs(more)
+
+
+def _timing(timing: Timing) -> tuple[object, ...]:
+    rounds = len(timing.samples_ms)
+    median = None if timing.median_ms is None else milliseconds(timing.median_ms, timing.iqr_ms, rounds)
+    figures = (timing.iqr_ms, rounds, timing.samples_per_s, timing.peak_memory_mb)
+    return (median, *(None if value is None else f"{value:.4g}" for value in figures))
+
+
+def _unit(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{value:.4g} {unit}"
+
+
+def _columns() -> str:
+    rows = [(column.name, column.unit, column.meaning) for column in COLUMNS.values()]
+    return f"<details><summary>names, units, meanings</summary>{_grid(('column', 'unit', 'meaning'), rows)}</details>"
+
+
+def page_title(name: str) -> str:
+    """Return the title for the results folder ``name``."""
+    return f"tracebench: {clean(name)}"

@@ -1,0 +1,91 @@
+"""The process of one case: sealed off, told by its journal, ended without ceremony.
+
+Also the way a case starts where processes cannot be forked: ``python -m tracebench.run.child JOB``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the one that started it ends (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def seal(log: Path) -> None:
+    """Give this process a group of its own, ``log`` as its output, nothing as its input.
+
+    A fatal signal, and SIGUSR1 from a parent whose patience has ended, leave the Python stack in the log.
+    """
+    if hasattr(os, "setpgid") and os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=2, all_threads=True)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    if sys.platform == "linux":
+        # If memory runs out, this process is the one to go.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def work(job: dict[str, Any]) -> None:
+    """Do one job: run a case, or tell what machine this is."""
+    from tracebench.run.journal import Journal, file_writer
+
+    journal = Journal(file_writer(Path(job["journal"])))
+    if job["kind"] == "machine":
+        from tracebench import environment
+        from tracebench.subject import resolve_device
+
+        device = resolve_device("auto")
+        journal.put(device=str(device), environment=environment.describe(device))
+        journal.finish()
+        return
+    from tracebench.case import Case
+    from tracebench.run.stages import run_case
+
+    run_case(Case.from_dict(job["case"]), journal)
+
+
+def run_and_exit(job: dict[str, Any]) -> None:
+    """Seal this process, do ``job`` and end the process, with the exit code the model asked for if it did."""
+    code = 1
+    try:
+        die_with_parent()
+        seal(Path(job["log"]))
+        sys.path.insert(0, str(Path.cwd()))
+        work(job)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: exit handlers belong to the process this one was forked from.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    run_and_exit(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

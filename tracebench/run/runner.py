@@ -1,0 +1,159 @@
+"""The parent side of one case: start its process, watch its limits, make its record whatever happens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tracebench.case import Case
+from tracebench.record import ErrorInfo, Record
+from tracebench.run import journal
+from tracebench.run.launch import Launcher, ServerDied, kill_group
+from tracebench.run.limits import Limits, out_of_memory_kills, resident_bytes
+from tracebench.userlocation import is_user_file, short
+
+_POLL_S = 0.02
+#: Time given to a hanging process to print its stack before it is killed.
+_STACK_S = 0.3
+_LOG_LINES = 30
+_STACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+#: Modules worth importing in the server before it forks, by front end and executor: they take a second or more.
+_PRELOAD = {"dynamo": ("torch._dynamo",), "inductor": ("torch._dynamo", "torch._inductor.compile_fx")}
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a job's process ended; ``reason`` is set if the harness ended it."""
+
+    exit_code: int | None
+    reason: str | None = None
+    detail: str = ""
+
+
+def run_case(case: Case, key: str, limits: Limits, launcher: Launcher, config: dict[str, Any] | None = None) -> Record:
+    """Run ``case`` in a process of its own and return its record."""
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    started = time.perf_counter()
+    with _scratch() as scratch:
+        ending = _run({"kind": "case", "case": case.to_dict()}, scratch, limits, launcher, _preload(case))
+        entries = journal.read(scratch / "journal")
+        failure = _failure(ending, entries, scratch / "log")
+    return journal.assemble(
+        entries,
+        key=key,
+        started_at=started_at,
+        wall_s=time.perf_counter() - started,
+        case=case.describe(),
+        config=config or {},
+        failure=failure,
+    )
+
+
+def ask_machine(launcher: Launcher) -> dict[str, Any]:
+    """Return ``device`` (what ``auto`` stands for here) and ``environment``, found out in a process of its own.
+
+    Raises:
+        ServerDied: torch does not start here; the message has what it printed last.
+    """
+    with _scratch() as scratch:
+        ending = _run({"kind": "machine"}, scratch, Limits(seconds=300.0), launcher, ())
+        entries = journal.read(scratch / "journal")
+        if not journal.finished(entries):
+            said = _tail(scratch / "log") or ending.detail
+            raise ServerDied(f"torch does not start on this machine:\n{said}")
+    found: dict[str, Any] = entries[0]["set"]
+    return found
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tracebench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(job: dict[str, Any], scratch: Path, limits: Limits, launcher: Launcher, preload: tuple[str, ...]) -> _Ending:
+    job |= {"journal": str(scratch / "journal"), "log": str(scratch / "log")}
+    path = scratch / "job.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    memory_limit = limits.memory_bytes()
+    kills_before = out_of_memory_kills()
+    try:
+        process = launcher.start(path, preload)
+        deadline = time.monotonic() + limits.seconds
+        while (code := process.wait(_POLL_S)) is None:
+            if time.monotonic() > deadline:
+                _end(process.pid, process.wait)
+                return _Ending(None, "timeout", f"not finished after limits.seconds={limits.seconds:g} s")
+            used = resident_bytes(process.pid) if memory_limit is not None else None
+            if used is not None and memory_limit is not None and used > memory_limit:
+                kill_group(process.pid)
+                process.wait(10.0)
+                detail = f"used {used / 1e9:.1f} GB of memory, more than the limit of {memory_limit / 1e9:.1f} GB"
+                return _Ending(None, "oom", f"{detail} (limits.memory_gb)")
+        kill_group(process.pid)  # what the case itself started
+    except ServerDied as error:
+        launcher.close()
+        return _Ending(None, "error", str(error))
+    if code == -signal.SIGKILL and out_of_memory_kills() > kills_before:
+        return _Ending(code, "oom", "the system ran out of memory and killed the process")
+    return _Ending(code)
+
+
+def _end(pid: int, wait: Any) -> None:
+    """End a process that hangs, after it has written its Python stack to its log."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, getattr(signal, "SIGUSR1", signal.SIGTERM))
+    if wait(_STACK_S) is None:
+        kill_group(pid)
+        wait(10.0)
+
+
+def _failure(ending: _Ending, entries: list[journal.Entry], log: Path) -> tuple[str, ErrorInfo] | None:
+    """Return status and error of a case whose process did not come to its end, or None if it did."""
+    if ending.reason is None and journal.finished(entries):
+        return None
+    stage, tail = journal.last_stage(entries), _tail(log)
+    if ending.reason is not None:
+        kinds = {"timeout": "Timeout", "oom": "OutOfMemory", "error": "ServerDied"}
+        error = ErrorInfo(stage, kinds[ending.reason], ending.detail, user_location=_hung_at(tail), log_tail=tail)
+        return ending.reason, error
+    code = ending.exit_code
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        message = f"the process was ended by {name}"
+        return "crashed", ErrorInfo(stage, "Crash", message, user_location=_hung_at(tail), log_tail=tail, signal=name)
+    message = f"the process exited with code {code} in the middle of the case"
+    return "crashed", ErrorInfo(stage, "Crash", message, log_tail=tail, exit_code=code)
+
+
+def _tail(log: Path) -> str:
+    if not log.exists():
+        return ""
+    text = log.read_bytes()[-20_000:].decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-_LOG_LINES:])
+
+
+def _hung_at(tail: str) -> str | None:
+    """The user line in the stack that a dying process left in its log, innermost frame first."""
+    for frame in _STACK_FRAME.finditer(tail):
+        if is_user_file(frame["file"]):
+            return short(frame["file"], int(frame["line"]))
+    return None
+
+
+def _preload(case: Case) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*_PRELOAD.get(case.frontend, ()), *_PRELOAD.get(case.executor, ())]))

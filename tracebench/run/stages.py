@@ -1,0 +1,218 @@
+"""The child side: one case from load to throughput, told to a journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tracebench import environment
+from tracebench import subject as subjects
+from tracebench.case import Case
+from tracebench.coverage.stage import cover, refused_coverage
+from tracebench.errors import RequestError
+from tracebench.executors import make_executor
+from tracebench.frontends import make_front_end
+from tracebench.frontends.base import Capture, Inputs
+from tracebench.record import CaptureInfo, ErrorInfo
+from tracebench.run.journal import Journal
+from tracebench.soundness.stage import judge
+from tracebench.subject import Subject, seed_everything
+from tracebench.throughput.stage import CallError, time_capture
+from tracebench.userlocation import user_location
+
+
+def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> None:
+    """Run every stage of ``case``; ``subject`` is the model if it did not come from a file.
+
+    A refusal of the front end is a finding. So is bad input and running out of memory, told as such.
+
+    Raises:
+        BaseException: only what is neither, such as ``SystemExit`` from the model.
+    """
+    try:
+        _run_stages(case, journal, subject)
+    except Exception as error:
+        if is_out_of_memory(error):
+            journal.put(status="oom", error=describe_error(journal.current, error))
+        else:
+            # What the user asked for makes no sense, or the harness has a fault: neither is a verdict.
+            journal.put(status="error", verdict=None, error=describe_error(journal.current, error))
+    journal.finish()
+
+
+def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
+    with journal.stage("load"):
+        subject = subject or subjects.load(case)
+        case = _resolved(case, subject)
+        journal.put(case=case.describe(), environment=environment.describe(subject.device))
+        front_end = make_front_end(case.frontend, case.frontend_options)
+        make_executor(case.executor, for_verdict=False)
+
+    with journal.stage("reference"):
+        _reference(subject)
+
+    # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
+    lazy = front_end.lazy or case.executor != "replay"
+
+    def capture(model: nn.Module, inputs: Inputs, *, executor: str, marked: bool, for_verdict: bool) -> Capture:
+        runner = make_executor(executor, for_verdict=for_verdict)
+        made: Capture = front_end.capture(model, inputs, runner, marked=marked)
+        return dataclasses.replace(made, compilations=lambda: made.events.compilations + runner.compilations)
+
+    with journal.stage("capture"):
+        info, refusal, first_call = _capture(
+            subject, lazy, lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=False)
+        )
+        if info is not None:
+            journal.put(capture=info)
+    if refusal is not None:
+        journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
+        return
+    if first_call is not None:
+        journal.note(f"the capture raises on the example inputs: {first_call}")
+
+    journal.put(status="done")
+    if "soundness" in case.stages:
+        with journal.stage("soundness"):
+            found = judge(subject, lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=True))
+            journal.put(verdict=found.verdict, probes=found.probes)
+            for text in found.notes:
+                journal.note(text)
+    for stage in ("coverage", "throughput"):
+        if stage not in case.stages:
+            continue
+        if first_call is not None:
+            journal.note(f"{stage} n/a: the capture raises on the example inputs")
+            continue
+        with journal.stage(stage):
+            if stage == "coverage":
+                journal.put(
+                    coverage=cover(
+                        subject, lambda m, i: capture(m, i, executor="replay", marked=True, for_verdict=False)
+                    )
+                )
+                continue
+            try:
+                journal.put(
+                    throughput=time_capture(
+                        subject,
+                        lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=False),
+                        seconds=float(case.throughput["seconds"]),
+                    )
+                )
+            except CallError as error:
+                if is_out_of_memory(error):
+                    raise
+                journal.note(f"throughput n/a: {error}")
+
+
+def _resolved(case: Case, subject: Subject) -> Case:
+    return dataclasses.replace(
+        case, mode=subject.mode, device=str(subject.device), dtype=subject.dtype, batch_size=subject.batch_size
+    )
+
+
+def _reference(subject: Subject) -> None:
+    model, inputs = subject.fresh_model(), subject.fresh_inputs()
+    try:
+        with subject.grad_mode(), subject.hooks.call_context(0):
+            model(*inputs.args, **inputs.kwargs)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        where = user_location(error)
+        raise RequestError(
+            f"the model {subject.name!r} raises on its own example inputs when run eagerly, before any capture: "
+            f"{type(error).__name__}: {_first_line(error)}" + (f" (at {where})" if where else "")
+        ) from error
+
+
+def _capture(
+    subject: Subject, lazy: bool, capture: Callable[[nn.Module, Inputs], Capture]
+) -> tuple[CaptureInfo | None, ErrorInfo | None, str | None]:
+    """Return the events of capturing, or why it was refused, and what a first call of the capture raised."""
+    model, inputs, again = subject.fresh_model(), subject.fresh_inputs(), subject.fresh_inputs()
+    first_call = None
+    with warnings.catch_warnings(record=True) as caught, subject.grad_mode():
+        warnings.simplefilter("always")
+        seed_everything(subject.seed)
+        started = time.perf_counter()
+        try:
+            made = capture(model, inputs)
+            if lazy:
+                _call(subject, made, again)
+            seconds = time.perf_counter() - started
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None, describe_error("capture", error), None
+        if not lazy:
+            try:
+                _call(subject, made, again)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                first_call = f"{type(error).__name__}: {_first_line(error)}"
+    events = made.events
+    events.refresh()
+    info = CaptureInfo(
+        seconds=seconds,
+        graphs=len(events.graph_nodes),
+        graph_breaks=tuple(events.graph_breaks),
+        recompiles=tuple(events.recompiles),
+        guards=events.guards,
+        constants=tuple(events.constants),
+        graph_nodes=tuple(events.graph_nodes),
+        warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
+    )
+    return info, None, first_call
+
+
+def _call(subject: Subject, capture: Capture, inputs: Inputs) -> None:
+    with subject.hooks.call_context(0):
+        capture.call(*inputs.args, **inputs.kwargs)
+    if subject.device.type != "cpu":
+        torch.accelerator.synchronize(subject.device)
+
+
+def _about_torch(warning: warnings.WarningMessage) -> bool:
+    """Whether a warning speaks of torch's own future rather than of this model."""
+    return issubclass(warning.category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning))
+
+
+def _warning(warning: warnings.WarningMessage) -> str:
+    first = str(warning.message).strip().splitlines() or [""]
+    return f"{warning.category.__name__}: {first[0]}"
+
+
+def describe_error(stage: str, error: BaseException) -> ErrorInfo:
+    """Return the record's form of an exception, its traceback included."""
+    return ErrorInfo(
+        stage=stage,
+        type=type(error).__name__,
+        message=str(error).strip(),
+        user_location=user_location(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error``, or what caused it, is a failed allocation on host or device."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(seen, RuntimeError) and "can't allocate memory" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

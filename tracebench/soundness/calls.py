@@ -1,0 +1,88 @@
+"""Which calls a capture is judged on, in which order.
+
+The example comes first, again, and once more at the end: some captures are wrong only on a second call, some only on
+returning to the first state. A model file's hooks count on this order: call 0 is the example, 1 the example
+again, then ``other_inputs`` one by one, then the example last; ``invalid_inputs`` follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracebench.errors import RequestError
+from tracebench.frontends.base import Inputs
+from tracebench.record import Probe
+from tracebench.soundness.synthesize import CannotBatch, common_batch, fresh_values, same_values, with_batch
+from tracebench.subject import Subject
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: the probe it makes, and its inputs (pristine: every run copies them)."""
+
+    name: str
+    inputs: Inputs
+    #: Inputs on which eager is meant to raise: the probe asks whether the capture raises too.
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The calls of one run, and the probes for which no inputs could be made."""
+
+    calls: tuple[Call, ...]
+    skipped: tuple[Probe, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plan(subject: Subject) -> Plan:
+    """Return the calls on which captures of ``subject`` are judged."""
+    calls = [Call("same", subject.example), Call("same_again", subject.example)]
+    skipped: list[Probe] = []
+    notes: list[str] = []
+    if subject.declares_inputs:
+        calls += [Call(f"other{i}", inputs) for i, inputs in enumerate(subject.other_inputs)]
+    else:
+        _fresh(subject, calls, skipped, notes)
+        _batches(subject, calls, skipped)
+    calls.append(Call("same_last", subject.example))
+    calls += [Call(f"invalid{i}", inputs, invalid=True) for i, inputs in enumerate(subject.invalid_inputs)]
+    return Plan(tuple(calls), tuple(skipped), tuple(notes))
+
+
+def _fresh(subject: Subject, calls: list[Call], skipped: list[Probe], notes: list[str]) -> None:
+    drawn = None
+    if subject.redraw is not None:
+        try:
+            drawn = subject.redraw(subject.seed + 101)
+        except RequestError as error:
+            notes.append(f"drawing the example anew failed, fresh values are our own: {error}")
+    if drawn is None or same_values(drawn, subject.example):
+        drawn = fresh_values(subject.example, subject.seed + 101)
+    for name, inputs in (("fresh0", drawn), ("fresh1", fresh_values(subject.example, subject.seed + 102))):
+        if same_values(inputs, subject.example):
+            skipped.append(Probe(name, "n/a", "the inputs hold no tensor whose values could be drawn anew"))
+        else:
+            calls.append(Call(name, inputs))
+
+
+def _batches(subject: Subject, calls: list[Call], skipped: list[Probe]) -> None:
+    size = subject.batch_size
+    for change in (-1, 1):
+        try:
+            if subject.with_batch is not None and size is not None:
+                if size + change < 1:
+                    continue
+                calls.append(Call(f"batch_{size + change}", subject.with_batch(size + change)))
+            else:
+                found = common_batch(subject.example)
+                if found + change < 1:
+                    continue
+                inputs = with_batch(subject.example, change, subject.seed + 103 + change)
+                calls.append(Call(f"batch_{found + change}", inputs))
+        except CannotBatch as error:
+            skipped.append(Probe("batch", "n/a", f"no other batch size can be made: {error}"))
+            return
+        except RequestError as error:
+            skipped.append(Probe("batch", "n/a", f"the model's example_inputs() fails at another batch size: {error}"))
+            return

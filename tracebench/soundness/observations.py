@@ -1,0 +1,138 @@
+"""Two snapshots of one call compared, aspect by aspect: output, inputs, state, aliasing, side effects, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tracebench.soundness.aliasing import Shared, explain
+from tracebench.soundness.blocksums import BlockSums
+from tracebench.soundness.compare import KINDS, NO_REFERENCE, Comparison, Difference, compare, compare_text, merge
+from tracebench.soundness.runs import Failure, Snapshot
+from tracebench.soundness.state import State
+from tracebench.soundness.tolerance import compare_values
+
+#: Everything that is compared of a call, in the order in which it is reported.
+ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "grad")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts in comparing the calls of one subject."""
+
+    strides: bool = False
+    #: Whether sharing memory with the previous call's output is compared.
+    earlier_output: bool = True
+
+
+def compare_calls(
+    expected: Snapshot, actual: Snapshot, reference: Snapshot | None = None, rules: Rules = Rules()
+) -> dict[str, Comparison]:
+    """Compare two calls that did not raise; ``reference`` is the same call in float64, None without.
+
+    A reference that itself raised counts as none.
+    """
+    if reference is not None and reference.failure is not None:
+        reference = None
+    steps: dict[str, Callable[[], Comparison]] = {
+        "output": lambda: compare(
+            expected.output, actual.output, reference and reference.output, path="output", strides=rules.strides
+        ),
+        "input mutation": lambda: compare(expected.inputs, actual.inputs, reference and reference.inputs, path="input"),
+        "state": lambda: _states(expected.state, actual.state, reference.state if reference else None),
+        "alias": lambda: _aliases(expected.alias, actual.alias, rules),
+        "observe": lambda: _observed(expected, actual, reference),
+        "printed": lambda: compare_text(expected.printed, actual.printed, "stdout"),
+        "grad": lambda: _gradients(expected.gradients, actual.gradients, reference.gradients if reference else {}),
+    }
+    return {aspect: steps[aspect]() for aspect in ASPECTS}
+
+
+def describe(aspect: str, comparison: Comparison) -> str:
+    """Return one line for an aspect that differs: what, where and by how much; the first few places only."""
+    words = list(dict.fromkeys(KINDS[difference.kind] for difference in comparison.differences))
+    head = {
+        "output": "output " + "/".join(words),
+        "observe": "side effect (observe)",
+        "printed": "side effect (printed)",
+    }.get(aspect, aspect)
+    shown = "; ".join(str(difference) for difference in comparison.differences[:3])
+    more = len(comparison.differences) - 3
+    return f"{head}: {shown}" + (f"; and {more} more" if more > 0 else "")
+
+
+def _states(expected: State, actual: State, reference: State | None) -> Comparison:
+    parts = []
+    for name in sorted(expected.names | actual.names):
+        if name not in actual.names:
+            parts.append(_one(name, "keys", "missing"))
+        elif name not in expected.names:
+            parts.append(_one(name, "keys", "not in eager's state"))
+        elif name not in expected.changed and name not in actual.changed:
+            # Both as in the pristine model.
+            continue
+        else:
+            after = None
+            if reference is not None and name in reference.names:
+                after = reference.get(name, torch.float64) if expected.get(name).is_floating_point() else None
+            parts.append(compare(expected.get(name), actual.get(name), after, path=name, requires_grad=False))
+    return merge(parts)
+
+
+def _one(path: str, kind: str, detail: str) -> Comparison:
+    return Comparison((Difference(path, kind, detail),))
+
+
+def _aliases(expected: frozenset[Shared], actual: frozenset[Shared], rules: Rules) -> Comparison:
+    if not rules.earlier_output:
+        expected, actual = (
+            frozenset(s for s in side if not s.second.startswith("earlier output")) for side in (expected, actual)
+        )
+    return Comparison(tuple(Difference("memory", "value", text) for text in explain(expected, actual)))
+
+
+def _observed(expected: Snapshot, actual: Snapshot, reference: Snapshot | None) -> Comparison:
+    wanted, found = expected.observed, actual.observed
+    if isinstance(wanted, Failure) or isinstance(found, Failure):
+        if isinstance(wanted, Failure) and isinstance(found, Failure):
+            return Comparison(notes=(f"observe() failed on both sides: {wanted}",))
+        failed = f"failed: {found}" if isinstance(found, Failure) else f"failed only in eager: {wanted}"
+        return _one("observe()", "value", failed)
+    after = reference.observed if reference is not None and not isinstance(reference.observed, Failure) else None
+    return compare(wanted, found, after, path="observe()")
+
+
+Gradients = Mapping[str, torch.Tensor | BlockSums | None]
+
+
+def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> Comparison:
+    parts = []
+    for name in [*expected, *(name for name in actual if name not in expected)]:
+        wanted, found, after = expected.get(name), actual.get(name), reference.get(name)
+        if name not in actual or (found is None and wanted is not None):
+            parts.append(_one(name, "value", "no gradient, where eager has one"))
+        elif name not in expected or (wanted is None and found is not None):
+            parts.append(_one(name, "value", "a gradient, where eager has none"))
+        elif isinstance(wanted, BlockSums) and isinstance(found, BlockSums):
+            parts.append(_block_sums(wanted, found, after.sums if isinstance(after, BlockSums) else None, name))
+        elif wanted is not None:
+            parts.append(compare(wanted, found, after, path=name, requires_grad=False))
+    return merge(parts)
+
+
+def _block_sums(wanted: BlockSums, found: BlockSums, after: torch.Tensor | None, name: str) -> Comparison:
+    if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
+        return _one(name, "dtype", f"{found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}")
+    if torch.equal(wanted.sums, found.sums):
+        return Comparison(max_error=0.0, bitwise=True)
+    if not torch.equal(torch.isfinite(wanted.sums), torch.isfinite(found.sums)):
+        return Comparison((Difference(name, "nan", "NaN or infinity in other places"),), bitwise=False)
+    values = compare_values(wanted.sums, found.sums, after, wanted.dtype)
+    notes = ["gradients compared as sums over blocks of 64 elements, to save memory"]
+    if after is None:
+        notes.append(NO_REFERENCE)
+    detail = f"{values.wrong} of {values.total} blocks of 64 elements differ, largest error {values.max_error:.3g}"
+    differences = (Difference(name, "value", detail),) if values.wrong else ()
+    return Comparison(differences, values.max_error, False, True, tuple(notes))

@@ -1,0 +1,229 @@
+"""The soundness stage: is a capture right on every call it is meant for?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from tracebench.frontends.base import Capture, Inputs
+from tracebench.record import Probe
+from tracebench.soundness.calls import Call, plan
+from tracebench.soundness.compare import Comparison, compare, merge
+from tracebench.soundness.numerics import exact_numerics
+from tracebench.soundness.observations import ASPECTS, Rules, compare_calls, describe
+from tracebench.soundness.reference import run_in_float64
+from tracebench.soundness.runs import Snapshot, Target, run
+from tracebench.soundness.state import adopt, restore_pristine
+from tracebench.soundness.structure import to_tree
+from tracebench.subject import Subject
+
+CaptureFn = Callable[[nn.Module, Inputs], Capture]
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """The verdict, the probes it rests on, and what else is worth saying. None where no probe applied."""
+
+    verdict: str | None
+    probes: tuple[Probe, ...]
+    notes: tuple[str, ...] = ()
+
+
+def judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
+    """Judge the capture that ``capture_fn`` makes of a copy of the subject's model and example inputs.
+
+    The subject is left as it was. What capturing itself changes in the model is put back before the first call,
+    and noted.
+
+    Raises:
+        Exception: whatever ``capture_fn`` raises.
+    """
+    try:
+        with exact_numerics():
+            return _judge(subject, capture_fn)
+    finally:
+        if subject.hooks.reset is not None:
+            subject.fresh_model()  # global state goes back to its start
+
+
+def verdict_of(probes: Sequence[Probe]) -> str | None:
+    """Return the verdict that probes add up to; None if none of them applied."""
+    outcomes = {probe.outcome for probe in probes}
+    if "diverge" in outcomes:
+        return "unsound"
+    if "raise" in outcomes:
+        return "restricted"
+    return "sound" if "match" in outcomes else None
+
+
+@dataclass
+class _Finding:
+    """One call under judgement: the two snapshots are kept only while a float64 reference may still be needed."""
+
+    call: Call
+    probe: Probe | None = None
+    expected: Snapshot | None = None
+    actual: Snapshot | None = None
+    aspects: dict[str, Comparison] | None = None
+    rules: Rules = field(default_factory=Rules)
+    #: Aspects that are not held against the capture, each with the reason.
+    excused: dict[str, str] | None = None
+
+
+def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
+    planned = plan(subject)
+    calls = planned.calls
+    notes = list(planned.notes)
+    eager = list(run(subject, calls, Target.eager(subject.fresh_model())))
+    unstable = [
+        _not_reproduced(first, second)
+        for first, second in zip(eager, run(subject, calls, Target.eager(subject.fresh_model())), strict=True)
+    ]
+    target, changed = _capture(subject, capture_fn)
+    if changed:
+        notes.append("capturing changed: " + _listed(changed) + " (put back before the first call)")
+
+    findings = []
+    out_of_step: str | None = None
+    previous_failed = False
+    for i, actual in enumerate(run(subject, calls, target)):
+        call, expected = calls[i], eager[i]
+        rules = Rules(strides=subject.check_strides, earlier_output=not previous_failed)
+        finding = _Finding(call, rules=rules)
+        findings.append(finding)
+        previous_failed = expected.failure is not None or actual.failure is not None
+        finding.probe = _by_failure(call, expected, actual, unstable[i])
+        if finding.probe is None:
+            finding.excused = dict(unstable[i])
+            if out_of_step is not None:
+                reason = f"after {out_of_step} raised, Python state may be out of step"
+                finding.excused |= dict.fromkeys(("observe", "printed"), reason)
+            finding.aspects = compare_calls(expected, actual, rules=rules)
+            if any(part.inexact for part in finding.aspects.values()):
+                finding.expected, finding.actual = expected, actual
+        elif previous_failed:
+            # What the failed call had done by then differs; the next call starts from eager's state.
+            adopt(target.model, target.module, subject.model, expected.state)
+            if finding.probe.outcome == "raise":
+                out_of_step = call.name
+
+    _refine(subject, calls, findings, notes)
+    probes = tuple(_probe(finding, notes) for finding in findings) + planned.skipped
+    verdict = verdict_of(probes)
+    if verdict is None:
+        notes.append("no verdict: not one probe applies")
+    return Soundness(verdict, probes, tuple(dict.fromkeys(notes)))
+
+
+def _not_reproduced(first: Snapshot, second: Snapshot) -> dict[str, str]:
+    """Return the aspects in which two eager runs of one call are not the same to the bit, each with the reason."""
+    if (first.failure is None) != (second.failure is None):
+        return dict.fromkeys(ASPECTS, "eager itself raises in one of two runs")
+    if first.failure is not None:
+        return {}
+    found = compare_calls(first, second)
+    loose = {aspect for aspect, part in found.items() if part.differences or part.bitwise is False}
+    if first.printed != second.printed:
+        loose.add("printed")
+    why = {aspect: describe(aspect, found[aspect]) if found[aspect].differences else "rounding" for aspect in loose}
+    return {aspect: f"eager itself does not reproduce this ({why[aspect]})" for aspect in ASPECTS if aspect in loose}
+
+
+def _capture(subject: Subject, capture_fn: CaptureFn) -> tuple[Target, list[str]]:
+    """Capture a copy of the model and put back what that changed; return what to run, and what had changed."""
+    model = subject.fresh_model()
+    inputs = subject.fresh_inputs()
+    before = to_tree(inputs, own=True)
+    randomness = _random_state()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), subject.grad_mode():
+        capture = capture_fn(model, inputs)
+    drawn = _random_state()
+    changed = restore_pristine(model, capture.module, subject.model)
+    if compare(before, inputs, requires_grad=False).differences:
+        changed.append("the example inputs")
+    changed += [f"random state ({name})" for name, state in drawn.items() if state != randomness[name]]
+    if printed.getvalue():
+        changed.append("printed output")
+    if subject.hooks.reset is not None:
+        subject.hooks.reset(model)
+    return Target(capture.call, model, capture.module), changed
+
+
+def _random_state() -> dict[str, object]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": bytes(torch.get_rng_state().numpy()),
+        "random": random.getstate(),
+        "numpy": (name, bytes(np.asarray(keys)), *rest),
+    }
+
+
+def _by_failure(call: Call, expected: Snapshot, actual: Snapshot, unstable: dict[str, str]) -> Probe | None:
+    """Return the probe of a call that raised on either side, or that cannot be compared; None if it can."""
+    if "output" in unstable:
+        return Probe(call.name, "n/a", unstable["output"])
+    if call.invalid:
+        if expected.failure is None:
+            return Probe(call.name, "n/a", "eager accepts these inputs, which the model file says are invalid")
+        if actual.failure is None:
+            return Probe(call.name, "diverge", f"returns where eager raises {expected.failure}")
+        same = actual.failure.type == expected.failure.type
+        return Probe(call.name, "match", "" if same else f"raises {actual.failure}; eager: {expected.failure}")
+    if expected.failure is not None:
+        also = "the capture raises too" if actual.failure is not None else "the capture returns"
+        return Probe(call.name, "n/a", f"eager itself raises {expected.failure}; {also}")
+    if actual.failure is not None:
+        return Probe(call.name, "raise", f"raises {actual.failure}")
+    return None
+
+
+def _refine(subject: Subject, calls: Sequence[Call], findings: list[_Finding], notes: list[str]) -> None:
+    """Compare once more, against a float64 run, the calls whose floating-point values are not the same to the bit."""
+    last = max((i for i, finding in enumerate(findings) if finding.expected is not None), default=None)
+    if last is None:
+        return
+    failed: str | None = None
+    try:
+        for i, reference in enumerate(run_in_float64(subject, calls[: last + 1])):
+            finding = findings[i]
+            if reference.failure is not None and finding.expected is not None:
+                failed = failed or f"on {finding.call.name}: {reference.failure}"
+            if finding.expected is not None and finding.actual is not None:
+                finding.aspects = compare_calls(finding.expected, finding.actual, reference, finding.rules)
+                finding.expected = finding.actual = None
+    except RuntimeError as error:
+        # Quantised or otherwise fixed models have no float64 form.
+        failed = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if failed is not None:
+        notes.append(f"the model does not run in float64 ({failed}); fallback tolerances where values differ")
+
+
+def _probe(finding: _Finding, notes: list[str]) -> Probe:
+    if finding.probe is not None:
+        return finding.probe
+    assert finding.aspects is not None
+    excused = finding.excused or {}
+    counted = {aspect: found for aspect, found in finding.aspects.items() if aspect not in excused}
+    said = [describe(aspect, found) for aspect, found in counted.items() if found.differences]
+    outcome = "diverge" if said else "match"
+    said += [
+        f"not compared: {aspect}, {reason}"
+        for aspect, reason in excused.items()
+        if finding.aspects[aspect].differences or "eager" in reason
+    ]
+    total = merge(counted.values())
+    notes += [f"{finding.call.name}: {note}" for note in total.notes]
+    return replace(Probe(finding.call.name, outcome, ". ".join(said)), max_error=total.max_error, bitwise=total.bitwise)
+
+
+def _listed(items: list[str], limit: int = 8) -> str:
+    more = len(items) - limit
+    return ", ".join(items[:limit]) + (f" and {more} more" if more > 0 else "")
