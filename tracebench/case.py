@@ -11,6 +11,8 @@ from typing import Any
 
 from tracebench.errors import RequestError
 
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
 _HASHED_FILES: dict[tuple[str, int], str] = {}
 
 

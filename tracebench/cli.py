@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from tracebench import config
@@ -61,29 +60,42 @@ def _main(arguments: list[str]) -> int:
         for step in run_sweep(requests, folder, first.rerun, launcher):
             records.append(step.record)
             print(_progress(step), flush=True)
+            if _is_bad_request(step.record):
+                print(f"tracebench: {_bad_request(step.record)}", file=sys.stderr)
             if step.problem is not None:
                 problems.append(step.problem)
                 print(f"tracebench: {step.problem}", file=sys.stderr)
     finally:
         launcher.close()
-        if records:
+        # A table of nothing but a bad request would only repeat it.
+        if not all(map(_is_bad_request, records)):
             problems += _report(folder)
     return exit_code(records, problems, set(first.fail_on))
 
 
 def exit_code(records: list[Record], problems: list[str], fail_on: set[str]) -> int:
     """Return 0 if every case got its answer, 1 if one failed, 2 if one was a request that makes no sense."""
-    if any(record.error is not None and record.error.type == RequestError.__name__ for record in records):
+    if any(map(_is_bad_request, records)):
         return 2
     outcomes = {outcome(record.status, record.verdict) for record in records}
     failed = any(record.status != "done" for record in records)
     return 1 if failed or problems or outcomes & fail_on else 0
 
 
-def _report(folder: Path) -> list[str]:
-    from tracebench.report import build
+def _is_bad_request(record: Record) -> bool:
+    return record.error is not None and record.error.type == RequestError.__name__
 
-    report = build(folder)
+
+def _bad_request(record: Record) -> str:
+    assert record.error is not None
+    where = record.error.user_location
+    return record.error.message + (f"\nUser code: {where}" if where else "")
+
+
+def _report(folder: Path) -> list[str]:
+    from tracebench.report import build, terminal_width, use_colour
+
+    report = build(folder, terminal_width(), use_colour(sys.stdout))
     print()
     print(report.table)
     for problem in report.problems:
@@ -106,6 +118,8 @@ def _progress(step: Step) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
@@ -129,7 +143,7 @@ def _compose(arguments: list[str]) -> None:
     try:
         entry()
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explained(error) from None
+        raise _explained(error, arguments) from None
     finally:
         sys.argv = before
 
@@ -139,24 +153,29 @@ def _free_options(argument: str) -> str:
     return f"++{argument}" if argument.startswith("model.options.") else argument
 
 
-def _explained(error: Exception) -> RequestError:
-    cause = error.__cause__
+def _explained(error: Exception, arguments: list[str]) -> RequestError:
+    """Say what Hydra could not compose in words that name the valid choices."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
         return unknown_choice(f"{group} choice", name, choices(group), _HELP_HINT)
     if isinstance(error, OverrideParseException):
         said = str(error).splitlines()[0]
         return RequestError(f"cannot read the argument {error.override!r}: {said}\n{_HELP_HINT}")
-    text = str(error)
-    missing = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
-    if isinstance(error, ConfigCompositionException) and missing and "not in struct" in f"{text}{cause}":
-        key = missing[1]
-        return unknown_choice("key", key, config.valid_keys(key), _HELP_HINT)
-    if isinstance(error, ConfigCompositionException) and missing:
-        key = missing[1].partition("@")[0]
-        if key not in config.valid_keys(key):
-            return unknown_choice("key", key, config.valid_keys(key), _HELP_HINT)
-        said = str(cause).splitlines()[0] if cause is not None else text.splitlines()[0]
-        return RequestError(f"{key}: {said}\n{_HELP_HINT}")
-    said = " ".join([text, str(cause or "")]).strip().splitlines()[0]
-    return RequestError(f"{said}\n{_HELP_HINT}")
+    said = f"{error}\n{error.__cause__ or ''}"
+    unknown = re.search(r"Could not override '([^'@]+)|Key '([^']+)' (?:is )?not in", said)
+    if unknown:
+        key = unknown[1] or unknown[2]
+        valid = config.valid_keys(key, _front_ends(arguments))
+        if key not in valid:
+            return unknown_choice("key", key, valid, _HELP_HINT)
+    bad_value = re.search(r"Error merging override (?P<override>\S+)", said)
+    if bad_value:
+        why = str(error.__cause__ or "").splitlines()[0]
+        return RequestError(f"{bad_value['override'].lstrip('+')}: {why}.\n{_HELP_HINT}")
+    return RequestError(f"{said.strip().splitlines()[0]}\n{_HELP_HINT}")
+
+
+def _front_ends(arguments: list[str]) -> list[str]:
+    """The front ends an argument list asks for."""
+    asked = [argument.removeprefix("frontend=") for argument in arguments if argument.startswith("frontend=")]
+    return asked[-1].split(",") if asked else ["dynamo"]

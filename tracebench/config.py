@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import MISSING, OmegaConf
 
-from tracebench.case import Case, ModelSpec
+from tracebench.case import DTYPES, Case, ModelSpec
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.run.launch import ISOLATIONS
 from tracebench.run.limits import Limits
@@ -184,7 +185,9 @@ def to_request(config: Any) -> Request:
         RequestError: a value that makes no sense.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    _known_keys(plain)
     model = plain["model"]
+    _one_of("dtype", plain["dtype"], DTYPES)
     _one_of("mode", plain["mode"], MODES)
     _some_of("stages", plain["stages"], OPTIONAL_STAGES)
     _some_of("fail_on", plain["fail_on"], FAIL_ON)
@@ -232,13 +235,13 @@ def results_folder(config: Any, stamp: str) -> Path:
     return Path(config.results_dir) / (name or stamp)
 
 
-def valid_keys(path: str = "") -> list[str]:
-    """Return the keys that exist next to ``path`` (dotted), with their dots; all front ends' keys are counted."""
+def valid_keys(path: str, front_ends: Iterable[str] = FRONT_END_SCHEMAS) -> list[str]:
+    """Return the keys that exist next to ``path`` (dotted) under ``front_ends``, with their dots."""
     parent = path.rpartition(".")[0]
     schemas: dict[str, list[Any]] = {
         "": [Config],
         "model": [ModelConfig],
-        "frontend": list(FRONT_END_SCHEMAS.values()),
+        "frontend": [FRONT_END_SCHEMAS[name] for name in front_ends if name in FRONT_END_SCHEMAS],
         "executor": [ExecutorConfig],
         "throughput": [ThroughputConfig],
         "limits": [LimitsConfig],
@@ -246,6 +249,23 @@ def valid_keys(path: str = "") -> list[str]:
     found = {f.name for schema in schemas.get(parent, [Config]) for f in dataclasses.fields(schema)}
     prefix = f"{parent}." if parent in schemas and parent else ""
     return sorted(prefix + name for name in found)
+
+
+def _known_keys(plain: dict[str, Any]) -> None:
+    """Refuse keys that were forced in with ``+``: nothing would read them.
+
+    Raises:
+        RequestError: a key that is not in the schema, or a name that no front end or executor has.
+    """
+    front_end = plain["frontend"].get("name", "")
+    _one_of("front end", front_end, tuple(FRONT_END_SCHEMAS))
+    _one_of("executor", plain["executor"].get("name", ""), tuple(EXECUTORS))
+    for group in ("", "model", "frontend", "executor", "throughput", "limits"):
+        prefix = f"{group}." if group else ""
+        valid = valid_keys(f"{prefix}x", [front_end])
+        for name in plain[group] if group else plain:
+            if prefix + name not in valid:
+                raise unknown_choice("key", prefix + name, valid)
 
 
 def _one_of(what: str, given: str, choices: tuple[str, ...]) -> None:

@@ -21,3 +21,13 @@ def unknown_choice(what: str, given: str, choices: Iterable[str], hint: str = ""
     if hint:
         lines.append(hint)
     return RequestError("\n".join(lines))
+
+
+def check_device(name: str, here: list[str]) -> None:
+    """See that ``name`` is one of the devices ``here``.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if name not in here:
+        raise RequestError(f"there is no device {name!r} on this machine. Valid choices: auto, {', '.join(here)}.")

@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tracebench.case import Case
-from tracebench.errors import RequestError
+from tracebench.case import DTYPES, Case
+from tracebench.errors import RequestError, check_device, unknown_choice
 from tracebench.frontends.base import Inputs
-from tracebench.userlocation import user_location
 
 _FORM = (
     "A model file defines make_model() -> nn.Module and example_inputs() -> tuple "
@@ -117,34 +116,25 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    seed_everything(seed)
-    yield
-
-
 def resolve_device(name: str) -> torch.device:
     """Return the device a case runs on; ``auto`` is the accelerator where there is one, else the CPU.
 
     Raises:
         RequestError: no such device here.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    here = ["cpu"]
-    if accelerator is not None:
-        here += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
     if name == "auto":
-        return accelerator or torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError(
-            f"device={name} is not a device torch knows. On this machine: auto, {', '.join(here)}."
-        ) from None
-    wanted = device.type if device.type == "cpu" or device.index is None else str(device)
-    if wanted not in here and not any(name.split(":")[0] == wanted for name in here):
-        raise RequestError(f"device={name} is not on this machine. Here: auto, {', '.join(here)}.")
-    return device
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    check_device(name, devices())
+    return torch.device(name)
+
+
+def devices() -> list[str]:
+    """Return the devices of this machine, such as ``["cpu", "cuda", "cuda:0", "cuda:1"]``."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ["cpu"]
+    numbered = [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    return ["cpu", accelerator.type, *numbered]
 
 
 def resolve_dtype(name: str) -> torch.dtype | None:
@@ -155,11 +145,9 @@ def resolve_dtype(name: str) -> torch.dtype | None:
     """
     if name == "auto":
         return None
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise RequestError(
-            f"dtype={name} is not a floating-point dtype. Valid choices: auto, bfloat16, float16, float32, float64."
-        )
+    if name not in DTYPES:
+        raise unknown_choice("dtype", name, DTYPES)
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -245,6 +233,32 @@ def load(case: Case) -> Subject:
     )
 
 
+def from_objects(case: Case, model: nn.Module, example_inputs: Any, other_inputs: tuple[Any, ...]) -> Subject:
+    """Return the subject for a model object; ``model`` itself is copied, not moved.
+
+    Raises:
+        RequestError: inputs of another form, or a device, dtype or mode that is not there.
+    """
+    device, dtype = resolve_device(case.device), resolve_dtype(case.dtype)
+    if case.mode not in ("inference", "training"):
+        raise RequestError(f"mode={case.mode!r}: valid choices are inference, training.")
+    own = copy.deepcopy(model)
+    own = own.to(device) if dtype is None else own.to(device, dtype)
+    example = _move(as_inputs(example_inputs, "example_inputs"), device, dtype)
+    return Subject(
+        name=case.model.name,
+        model=own,
+        example=example,
+        mode=case.mode,
+        device=device,
+        dtype=case.dtype if dtype is not None else _own_dtype(own, example),
+        seed=case.seed,
+        other_inputs=tuple(_move(as_inputs(entry, "other_inputs"), device, dtype) for entry in other_inputs),
+        declares_inputs=bool(other_inputs),
+        batch_size=samples_in(example),
+    )
+
+
 def import_file(path: Path) -> ModuleType:
     """Import a model file under a name of its own.
 
@@ -326,8 +340,7 @@ def _call_user(module: ModuleType, name: str, options: dict[str, Any]) -> Any:
 
 
 def _say(error: BaseException) -> str:
-    where = user_location(error)
-    return f"{type(error).__name__}: {error}" + (f" (at {where})" if where else "")
+    return f"{type(error).__name__}: {error}"
 
 
 def _move(inputs: Inputs, device: torch.device, dtype: torch.dtype | None) -> Inputs:

@@ -53,10 +53,10 @@ def work(job: dict[str, Any]) -> None:
     journal = Journal(file_writer(Path(job["journal"])))
     if job["kind"] == "machine":
         from tracebench import environment
-        from tracebench.subject import resolve_device
+        from tracebench.subject import devices, resolve_device
 
         device = resolve_device("auto")
-        journal.put(device=str(device), environment=environment.describe(device))
+        journal.put(device=str(device), devices=devices(), environment=environment.describe(device))
         journal.finish()
         return
     from tracebench.case import Case

@@ -61,7 +61,9 @@ def run_case(case: Case, key: str, limits: Limits, launcher: Launcher, config: d
 
 
 def ask_machine(launcher: Launcher) -> dict[str, Any]:
-    """Return ``device`` (what ``auto`` stands for here) and ``environment``, found out in a process of its own.
+    """Return ``device`` (what ``auto`` stands for here), ``devices`` and ``environment`` of this machine.
+
+    They are found out in a process of their own.
 
     Raises:
         ServerDied: torch does not start here; the message has what it printed last.

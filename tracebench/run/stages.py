@@ -126,10 +126,9 @@ def _reference(subject: Subject) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        where = user_location(error)
         raise RequestError(
             f"the model {subject.name!r} raises on its own example inputs when run eagerly, before any capture: "
-            f"{type(error).__name__}: {_first_line(error)}" + (f" (at {where})" if where else "")
+            f"{type(error).__name__}: {_first_line(error)}"
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tracebench import environment
 from tracebench.case import Case, key
-from tracebench.errors import RequestError
+from tracebench.errors import RequestError, check_device
 from tracebench.record import Record, load, save
 from tracebench.run.launch import Launcher
 from tracebench.run.limits import Limits
@@ -49,12 +49,16 @@ def run_sweep(requests: list[Request], folder: Path, rerun: str, launcher: Launc
     """Run what has to run and yield every case as it ends, those with a record in ``folder`` first.
 
     Raises:
-        RequestError: ``folder`` cannot be written to, or a model file cannot be read.
+        RequestError: a device that is not here, a ``folder`` that cannot be written to, a model file that cannot be
+            read.
         ServerDied: torch does not start on this machine.
     """
+    machine = ask_machine(launcher)
+    for request in requests:
+        if request.case.device != "auto":
+            check_device(request.case.device, machine["devices"])
     records = folder / "records"
     check_writable(records)
-    machine = ask_machine(launcher)
     here = {**environment.versions(), "device_name": str(machine["environment"]["device_name"])}
     wanted: dict[str, Request] = {}
     for request in requests:

@@ -88,10 +88,25 @@ def run(
     last_output: Any = None
     condense = _gradient_bytes(subject) * len(calls) > GRADIENT_BUDGET
     for i, call in enumerate(calls):
-        seen = _call(subject, target, prepare(subject.fresh_inputs(call.inputs)), i, earlier, last_output, condense)
+        inputs = prepare(call_inputs(subject, call.inputs))
+        seen = _call(subject, target, inputs, i, earlier, last_output, condense)
         # Held until the next call is over, so that memory is not handed out again and aliasing with it is seen.
         last_output = seen.live
         yield seen.snapshot
+
+
+def call_inputs(subject: Subject, inputs: Inputs) -> Inputs:
+    """Return a copy of ``inputs`` for one call.
+
+    In training a model without trainable parameters is differentiated with respect to its floating-point inputs, or
+    there would be nothing to compare; else inputs require gradients only where the author says so.
+    """
+    copied = subject.fresh_inputs(inputs)
+    if subject.training and not any(parameter.requires_grad for parameter in subject.model.parameters()):
+        for _, leaf in walk(to_tree(copied)):
+            if leaf.live.is_floating_point() and leaf.live.is_leaf:
+                leaf.live.requires_grad_(True)
+    return copied
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tracebench.soundness.compare import Comparison, compare, merge
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.observations import ASPECTS, Rules, compare_calls, describe
 from tracebench.soundness.reference import run_in_float64
-from tracebench.soundness.runs import Snapshot, Target, run
+from tracebench.soundness.runs import Snapshot, Target, call_inputs, run
 from tracebench.soundness.state import adopt, restore_pristine
 from tracebench.soundness.structure import to_tree
 from tracebench.subject import Subject
@@ -88,7 +88,7 @@ def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
     ]
     target, changed = _capture(subject, capture_fn)
     if changed:
-        notes.append("capturing changed: " + _listed(changed) + " (put back before the first call)")
+        notes.append("capturing changed: " + _listed(changed) + "; the model was put back before the first call")
 
     findings = []
     out_of_step: str | None = None
@@ -139,7 +139,7 @@ def _not_reproduced(first: Snapshot, second: Snapshot) -> dict[str, str]:
 def _capture(subject: Subject, capture_fn: CaptureFn) -> tuple[Target, list[str]]:
     """Capture a copy of the model and put back what that changed; return what to run, and what had changed."""
     model = subject.fresh_model()
-    inputs = subject.fresh_inputs()
+    inputs = call_inputs(subject, subject.example)
     before = to_tree(inputs, own=True)
     randomness = _random_state()
     printed = io.StringIO()

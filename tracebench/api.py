@@ -1,0 +1,96 @@
+"""The harness from Python, for a model object in a notebook.
+
+Cases run in this very process, so a model that crashes takes it along; the command line gives each case its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from torch import nn
+
+from tracebench import subject as subjects
+from tracebench.case import Case, ModelSpec
+from tracebench.errors import RequestError
+from tracebench.frontends import FRONT_ENDS
+from tracebench.record import Record
+from tracebench.run import journal
+from tracebench.run.stages import run_case
+from tracebench.status import OPTIONAL_STAGES
+
+_OPTIONS = ("executor", "mode", "device", "dtype", "seed", "stages", "throughput_seconds", "name", "frontend_options")
+
+
+class Records(list[Record]):
+    """Records whose printed form is the command line's table."""
+
+    def __repr__(self) -> str:
+        from tracebench.report import render_table
+
+        return str(render_table(list(self)))
+
+    __str__ = __repr__
+
+
+def run(
+    model: nn.Module,
+    example_inputs: Any,
+    frontend: str = "dynamo",
+    other_inputs: Iterable[Any] = (),
+    **options: Any,
+) -> Record:
+    """Run ``model`` through one front end and return its record.
+
+    Args:
+        model: left as it is; every run works on a copy. Its train/eval flag is respected.
+        example_inputs: a tuple of positional arguments, or ``{"args": (...), "kwargs": {...}}``.
+        frontend: dynamo, jit_trace, fx, hook or eager.
+        other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
+        options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
+            ``stages``, ``throughput_seconds`` (5), ``name`` (the model's class) and ``frontend_options``.
+
+    Raises:
+        RequestError: an option that does not exist or makes no sense.
+    """
+    for option in options:
+        if option not in _OPTIONS:
+            raise RequestError(f"unknown option {option!r}. Valid choices: {', '.join(_OPTIONS)}.")
+    if frontend not in FRONT_ENDS:
+        raise RequestError(f"unknown front end {frontend!r}. Valid choices: {', '.join(FRONT_ENDS)}.")
+    case = Case(
+        model=ModelSpec(options.get("name", type(model).__name__), path=""),
+        frontend=frontend,
+        frontend_options=dict(options.get("frontend_options", {})),
+        executor=options.get("executor", "replay"),
+        mode=options.get("mode", "inference"),
+        device=options.get("device", "auto"),
+        dtype=options.get("dtype", "auto"),
+        seed=options.get("seed", 0),
+        stages=tuple(options.get("stages", OPTIONAL_STAGES)),
+        throughput={"seconds": options.get("throughput_seconds", 5.0)},
+    )
+    subject = subjects.from_objects(case, model, example_inputs, tuple(other_inputs))
+    entries: list[journal.Entry] = []
+    started_at, started = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
+    run_case(case, journal.Journal(entries.append), subject)
+    return journal.assemble(
+        entries,
+        key="",
+        started_at=started_at,
+        wall_s=time.perf_counter() - started,
+        case=case.describe(),
+        config=case.to_dict(),
+    )
+
+
+def compare_frontends(
+    model: nn.Module,
+    example_inputs: Any,
+    frontends: Sequence[str] = ("dynamo", "jit_trace", "fx", "hook"),
+    **options: Any,
+) -> Records:
+    """Run ``model`` through each of ``frontends`` (see ``run``); the result prints as the command line's table."""
+    return Records(run(model, example_inputs, frontend, **options) for frontend in frontends)
