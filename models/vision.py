@@ -45,7 +45,7 @@ def builder_arguments(arch, image_size):
         # Keep the images at the size they come in (torchvision's default is 800 pixels a side), and as many proposals
         # as torchvision's own 320-pixel detector does.
         sides = {"min_size": image_size * 3 // 4, "max_size": image_size}
-        return {"weights_backbone": None, "rpn_post_nms_top_n_test": 150, **sides}
+        return {"weights_backbone": None, "rpn_post_nms_top_n_test": 150, "box_score_thresh": 0.4, **sides}
     return {}
 
 
@@ -55,10 +55,10 @@ def give_outputs_content(model, calibration):
         # The head of torchvision's vision transformer starts at zero, and so would every output.
         if isinstance(module, nn.Linear) and not module.weight.any():
             nn.init.trunc_normal_(module.weight, std=0.02)
-        # An untrained detector scores all 91 classes about alike, below its threshold of 0.05, and returns no box. With
-        # these weights some tens of boxes are above it, and the images decide how many.
+        # An untrained detector scores all 91 classes about alike, and returns no box at all. With these weights, and
+        # the threshold of builder_arguments, it returns some tens, and the images decide how many.
         if isinstance(module, FastRCNNPredictor):
-            nn.init.normal_(module.cls_score.weight, std=0.07)
+            nn.init.normal_(module.cls_score.weight, std=0.3)
         # A residual branch as strong as what it adds to makes a deep network magnify rounding errors, a hundredfold in
         # ResNet-50. Training starts these scales at zero, and leaves them small.
         if isinstance(module, resnet.BasicBlock):

@@ -112,7 +112,9 @@ def test_one_wrong_element_is_found_without_and_with_a_reference(tree: Any, data
         at = where % flat.numel()
         # Off by a hundred times what the fallback allows, or what rounding can explain.
         rule = TOLERANCES[tensor.dtype]
-        flat[at] = (flat[at].double() + 4 * scale(tensor).reshape(-1)[at] * max(100 * rule.fallback, 0.5)).to(tensor.dtype)
+        flat[at] = (flat[at].double() + 4 * scale(tensor).reshape(-1)[at] * max(100 * rule.fallback, 0.5)).to(
+            tensor.dtype
+        )
         return wrong
 
     wrong = replace_first(tree, spoil)

@@ -41,12 +41,14 @@ class Inductor:
         self.compilations = 0
         self._patches = {"fallback_random": True} if same_random_numbers else {}
 
-    def lower(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile one graph for inputs like ``example_inputs``."""
+    def lower(self, graph: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile one graph, or a module whose ops are one, for flat inputs like ``example_inputs``."""
         from torch._inductor.compile_fx import compile_fx
 
         self.compilations += 1
-        compiled: Any = compile_fx(graph, list(example_inputs), config_patches=dict(self._patches))
+        compiled: Any = compile_fx(
+            cast(fx.GraphModule, graph), list(example_inputs), config_patches=dict(self._patches)
+        )
         return cast(Callable[..., Any], compiled)
 
     def wrap(self, module: nn.Module) -> Callable[..., Any]:
@@ -88,11 +90,7 @@ class _CompiledScript:
         signature = (spec, torch.is_grad_enabled(), self._script.training, tuple(map(_leaf_signature, leaves)))
         if signature not in self._compiled:
             flat = _Flat(self._script, spec)
-            graph = fx.Graph()
-            result = graph.call_module("script", tuple(graph.placeholder(f"input_{i}") for i in range(len(leaves))))
-            graph.output(result)
-            lowered = self._executor.lower(fx.GraphModule({"script": flat}, graph), leaves)
-            self._compiled[signature] = (lowered, flat)
+            self._compiled[signature] = (self._executor.lower(flat, leaves), flat)
         lowered, flat = self._compiled[signature]
         return flat.restore(lowered(*leaves))
 

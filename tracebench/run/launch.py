@@ -98,6 +98,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
         self._last_pid: int | None = None
 
     def start(self, job: Path, preload: tuple[str, ...]) -> Running:
@@ -107,6 +108,7 @@ class ForkServer:
             ServerDied: the server ended or did not come up.
         """
         if self._process is None or self._process.poll() is not None:
+            self.close()
             self._open()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -122,8 +124,16 @@ class ForkServer:
         """End the server and the case it forked last."""
         if self._last_pid is not None:
             kill_group(self._last_pid)
+        self._last_pid = None
         if self._process is not None:
             self._process.kill()
+            # Reading ends where the killed process's output does.
+            assert self._reader is not None
+            self._reader.join()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
             self._process.wait()
             self._process = None
 
@@ -145,7 +155,8 @@ class ForkServer:
             env=_environment(),
         )
         self._answers = queue.SimpleQueue()
-        threading.Thread(target=_read_lines, args=(self._process.stdout, self._answers), daemon=True).start()
+        self._reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._answers), daemon=True)
+        self._reader.start()
         self._answer(_START_S)
 
     def _answer(self, timeout: float) -> dict[str, Any]:

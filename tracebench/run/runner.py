@@ -146,7 +146,9 @@ def _tail(log: Path) -> str:
     if not log.exists():
         return ""
     text = log.read_bytes()[-20_000:].decode("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-_LOG_LINES:])
+    # The list of loaded extension modules that a fatal signal leaves is no news to anyone.
+    lines = [line for line in text.splitlines() if line and not line.startswith("Extension modules:")]
+    return "\n".join(lines[-_LOG_LINES:])
 
 
 def _hung_at(tail: str) -> str | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -358,6 +360,9 @@ def _type_of(tree: Tree) -> type:
 
 
 def _defines_equality(kind: type) -> bool:
+    # Of these there is one object a value, also after copying, so that identity is equality.
+    if issubclass(kind, (torch.dtype, torch.layout, torch.memory_format, Enum, FunctionType, BuiltinFunctionType)):
+        return True
     equality: object = kind.__eq__
     return equality is not object.__eq__
 

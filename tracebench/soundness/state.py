@@ -19,7 +19,11 @@ from torch.nn.parameter import is_lazy
 from tracebench.soundness.compare import bitwise_equal, compare
 
 #: Attributes that torch keeps on modules for itself.
-_TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl", "_is_full_backward_hook"}
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"} | {
+    "_compiled_call_impl",
+    "_is_full_backward_hook",
+    "_is_torch_compile",
+}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, np.generic)
 
 

@@ -1,0 +1,498 @@
+"""Right captures are judged sound, and every way of being wrong is found on the right probe by the right name."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tracebench.frontends.base import Capture, Events, Inputs
+from tracebench.record import Probe
+from tracebench.soundness import Soundness, judge
+from tracebench.soundness.calls import plan
+from tracebench.soundness.reference import in_float64
+from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
+from tracebench.subject import Hooks, Subject
+
+
+def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
+    torch.manual_seed(0)
+    return Subject(
+        name="model",
+        model=model,
+        example=Inputs(args, options.pop("kwargs", {})),
+        mode=options.pop("mode", "inference"),
+        device=torch.device("cpu"),
+        dtype="float32",
+        seed=0,
+        **options,
+    )
+
+
+def itself(model: nn.Module, inputs: Inputs) -> Capture:
+    """The null capture."""
+    return Capture(call=model, module=model, events=Events())
+
+
+def by(call: Callable[..., Any]) -> Callable[[nn.Module, Inputs], Capture]:
+    """A capture whose calls are ``call(model, *args)``."""
+
+    def capture(model: nn.Module, inputs: Inputs) -> Capture:
+        return Capture(call=lambda *args, **kwargs: call(model, *args, **kwargs), module=model, events=Events())
+
+    return capture
+
+
+def traced(model: nn.Module, inputs: Inputs) -> Capture:
+    """What torch.jit.trace makes of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.trace(model, inputs.args, check_trace=False)
+    return Capture(call=module, module=module, events=Events())
+
+
+def probe(found: Soundness, name: str) -> Probe:
+    return next(probe for probe in found.probes if probe.name == name)
+
+
+def outcomes(found: Soundness) -> dict[str, str]:
+    return {probe.name: probe.outcome for probe in found.probes}
+
+
+class Scale(nn.Module):
+    """Plain: a tuple of two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.lin(x)
+        return y, y.exp()
+
+
+class Count(nn.Module):
+    """State in a buffer, and a Python attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum(0)
+        self.calls += 1
+        return x + self.total
+
+
+class InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+
+class Talks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("mean", round(float(x.mean()), 3))
+        return x * 2
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x) + random.random()
+
+
+class Detect(nn.Module):
+    """A list of images in, a list of dicts out, like torchvision's detectors."""
+
+    def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        return [{"boxes": image.mean((1, 2)), "labels": (image > 0).sum((1, 2))} for image in images]
+
+
+class Clock(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + time.perf_counter()
+
+
+SOUND: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]]] = {
+    "plain": (Scale, (torch.randn(2, 4),), {}),
+    "training": (Scale, (torch.randn(2, 4),), {"mode": "training"}),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
+        (torch.randn(5, 4),),
+        {"mode": "training"},
+    ),
+    "dropout": (lambda: nn.Dropout(0.5), (torch.ones(4, 4),), {"mode": "training"}),
+    "random": (Noisy, (torch.zeros(2, 3),), {}),
+    "state": (Count, (torch.ones(2, 4),), {"hooks": Hooks(observe=lambda model: model.calls)}),
+    "input mutated": (InPlace, (torch.randn(2, 4),), {}),
+    "printing": (Talks, (torch.randn(2, 4),), {}),
+    "list of dicts": (Detect, ([torch.randn(3, 4, 4), torch.randn(3, 5, 4)],), {}),
+    "integers": (lambda: nn.Embedding(7, 3), (torch.tensor([[0, 6, 2]]),), {}),
+    "input gradient": (Scale, (torch.randn(2, 4, requires_grad=True),), {"mode": "training"}),
+    "bfloat16": (lambda: Scale().bfloat16(), (torch.randn(2, 4).bfloat16(),), {}),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_the_null_capture_is_sound(name: str) -> None:
+    make, args, options = SOUND[name]
+    torch.manual_seed(1)
+    found = judge(subject(make(), *args, **options), itself)
+    assert found.verdict == "sound", found
+    assert set(outcomes(found).values()) == {"match"}
+    assert all(probe.bitwise for probe in found.probes)
+    assert {"same", "same_again", "fresh0", "fresh1", "same_last"} <= set(outcomes(found))
+
+
+def test_probe_names_and_order() -> None:
+    given = subject(Scale(), torch.randn(2, 4))
+    assert [call.name for call in plan(given).calls] == [
+        "same", "same_again", "fresh0", "fresh1", "batch_1", "batch_3", "same_last",
+    ]  # fmt: skip
+    declared = subject(
+        Scale(), torch.randn(2, 4), declares_inputs=True,
+        other_inputs=(Inputs((torch.randn(3, 4),)),), invalid_inputs=(Inputs((torch.randn(3, 5),)),),
+    )  # fmt: skip
+    assert [call.name for call in plan(declared).calls] == ["same", "same_again", "other0", "same_last", "invalid0"]
+    assert set(outcomes(judge(declared, itself)).values()) == {"match"}
+
+
+def wrong_constant(model: Any, x: torch.Tensor) -> Any:
+    y, z = model(x)
+    z = z.clone()
+    z.view(-1)[0] += 1e-3
+    return y, z
+
+
+class Frozen:
+    """A capture with the random numbers of its first call baked in."""
+
+    noise: torch.Tensor | None = None
+
+    def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.noise is None or self.noise.shape != x.shape:
+            self.noise = torch.randn_like(x) + random.random()
+        return x + self.noise
+
+
+def stale(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Right output, buffer left alone from the second call on."""
+    out: torch.Tensor = model(x)
+    if model.calls > 1:
+        model.total.sub_(x.sum(0))
+        return out.clone()
+    return out
+
+
+#: name: (model, input, options, capture, aspect named in the detail, first probe that shows it)
+BROKEN: dict[str, tuple[nn.Module, torch.Tensor, dict[str, Any], Callable[..., Any], str, str]] = {
+    "constant": (Scale(), torch.randn(2, 4), {}, wrong_constant, "output value: output[1]: 1 of 8", "same"),
+    "swapped": (Scale(), torch.randn(2, 4), {}, lambda m, x: m(x)[::-1], "output value", "same"),
+    "list": (Scale(), torch.randn(2, 4), {}, lambda m, x: list(m(x)), "output structure: output: list instead", "same"),
+    "dtype": (Scale(), torch.randn(2, 4), {}, lambda m, x: tuple(t.double() for t in m(x)), "output dtype", "same"),
+    "mutation": (InPlace(), torch.randn(2, 4), {}, lambda m, x: m(x.clone()), "input mutation: input.args[0]", "same"),
+    "mutates": (nn.ReLU(), torch.randn(2, 4), {}, lambda m, x: x.relu_(), "input mutation", "same"),
+    "detached": (
+        Scale(), torch.randn(2, 4), {"mode": "training"},
+        lambda m, x: (m(x)[0], m(x)[1].detach()), "output requires_grad", "same",
+    ),
+    "gradient": (
+        Scale(), torch.randn(2, 4), {"mode": "training"},
+        lambda m, x: (m(x)[0], m(x)[1].detach() + 0 * m(x)[0]), "grad: lin.weight", "same",
+    ),
+    "state": (Count(), torch.ones(2, 4), {}, stale, "state: total", "same_again"),
+    "no print": (Talks(), torch.randn(2, 4), {}, lambda m, x: x * 2, "side effect (printed): stdout: 0 lines", "same"),
+    "attribute": (
+        Count(), torch.ones(2, 4), {"hooks": Hooks(observe=lambda model: model.calls)},
+        lambda m, x: x + m.total.add_(x.sum(0)), "side effect (observe)", "same",
+    ),
+    "aliases input": (
+        nn.Hardtanh(-100, 100), torch.randn(2, 4), {}, lambda m, x: x, "alias: memory: output shares its memory", "same",
+    ),
+    "random": (Noisy(), torch.zeros(2, 3), {}, Frozen(), "output value", "same_again"),
+    "batch baked in": (
+        nn.ReLU(), torch.randn(1, 4), {}, lambda m, x: m(x)[:1], "output shape: output: [1, 4] instead of [2, 4]", "batch_2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_broken_capture_is_unsound(name: str) -> None:
+    model, x, options, call, aspect, first = BROKEN[name]
+    found = judge(subject(copy.deepcopy(model), x, **options), by(call))
+    assert found.verdict == "unsound", found
+    wrong = [probe for probe in found.probes if probe.outcome == "diverge"]
+    assert wrong[0].name == first, found
+    assert aspect in wrong[0].detail, wrong[0].detail
+
+
+def test_an_output_kept_between_calls() -> None:
+    kept = torch.zeros(4, 4)
+
+    def static(model: Any, x: torch.Tensor) -> torch.Tensor:
+        out = kept[: len(x)]
+        out.copy_(model(x))
+        return out
+
+    found = judge(subject(nn.ReLU(), torch.randn(2, 4)), by(static))
+    assert probe(found, "same").outcome == "match"
+    assert "shares its memory with earlier output" in probe(found, "same_again").detail
+
+
+def test_rounding_noise_is_sound_and_its_size_is_told() -> None:
+    def reordered(model: Any, x: torch.Tensor) -> Any:
+        weight, bias = model.lin.weight, model.lin.bias
+        y = (x.flip(1) @ weight.flip(1).t()) * (1 + 1e-7) + bias
+        return y, y.exp()
+
+    for mode in ("inference", "training"):
+        found = judge(subject(Scale(), torch.randn(3, 4), mode=mode), by(reordered))
+        assert found.verdict == "sound", found
+        assert probe(found, "same").bitwise is False
+        error = probe(found, "same").max_error
+        assert error is not None
+        assert 0 < error < 1e-5
+
+
+def test_raising_on_another_batch_is_restricted() -> None:
+    def fixed(model: Any, x: torch.Tensor) -> Any:
+        if len(x) != 2:
+            raise ValueError("captured for a batch of 2\nand not more")
+        return model(x)
+
+    found = judge(subject(Count(), torch.ones(2, 4), hooks=Hooks(observe=lambda model: model.calls)), by(fixed))
+    assert found.verdict == "restricted"
+    assert probe(found, "batch_3").outcome == "raise"
+    assert "ValueError: captured for a batch of 2 (at" in probe(found, "batch_3").detail
+    # The calls after it start from the state that eager's have.
+    assert probe(found, "same_last").outcome == "match"
+
+
+def test_invalid_inputs_must_raise() -> None:
+    bad = Inputs((torch.randn(2, 5),))
+    given = subject(Scale(), torch.randn(2, 4), invalid_inputs=(bad,))
+    assert probe(judge(given, itself), "invalid0").outcome == "match"
+    lenient = judge(given, by(lambda m, x: m(x[:, :4])))
+    assert probe(lenient, "invalid0").outcome == "diverge"
+    assert "returns where eager raises RuntimeError" in probe(lenient, "invalid0").detail
+    accepted = judge(subject(nn.ReLU(), torch.randn(2, 4), invalid_inputs=(bad,)), itself)
+    assert probe(accepted, "invalid0").outcome == "n/a"
+    assert accepted.verdict == "sound"
+
+
+def test_where_eager_raises_a_probe_does_not_apply() -> None:
+    given = subject(Scale(), torch.randn(2, 4), declares_inputs=True, other_inputs=(Inputs((torch.randn(2, 5),)),))
+    found = judge(given, itself)
+    assert probe(found, "other0").outcome == "n/a"
+    assert "eager itself raises RuntimeError" in probe(found, "other0").detail
+    assert found.verdict == "sound"
+
+
+def test_what_eager_does_not_reproduce_is_no_verdict() -> None:
+    found = judge(subject(Clock(), torch.zeros(2, dtype=torch.float64)), itself)
+    assert found.verdict is None
+    assert set(outcomes(found).values()) == {"n/a"}
+    assert "eager itself does not reproduce this" in probe(found, "same").detail
+    assert any("no verdict" in note for note in found.notes)
+
+
+def test_an_unreproducible_side_effect_is_left_out_and_the_rest_still_judged() -> None:
+    given = subject(nn.ReLU(), torch.randn(2, 4), hooks=Hooks(observe=lambda model: time.perf_counter_ns()))
+    found = judge(given, itself)
+    assert found.verdict == "sound"
+    assert "not compared: observe, eager itself does not reproduce this" in probe(found, "same").detail
+    assert judge(given, by(lambda m, x: m(x) + 1)).verdict == "unsound"
+
+
+def test_what_capturing_changes_is_put_back_and_told() -> None:
+    def runs_the_model(model: nn.Module, inputs: Inputs) -> Capture:
+        for _ in range(3):
+            model(*inputs.args)
+        torch.rand(1)
+        return itself(model, inputs)
+
+    given = subject(Count(), torch.ones(2, 4), hooks=Hooks(observe=lambda model: model.calls))
+    found = judge(given, runs_the_model)
+    assert found.verdict == "sound", found
+    note = next(note for note in found.notes if note.startswith("capturing changed"))
+    for word in ("state total", "attribute calls", "random state (torch)"):
+        assert word in note
+    mutated = judge(subject(InPlace(), torch.randn(2, 4)), runs_the_model)
+    assert mutated.verdict == "sound"
+    assert any("the example inputs" in note for note in mutated.notes)
+
+
+def test_hooks_are_called_in_order_for_eager_and_capture() -> None:
+    seen: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def context(i: int) -> Any:
+        seen.append(("enter", i))
+        yield
+
+    hooks = Hooks(
+        between=lambda model, captured, i: seen.append(("between", i)),
+        reset=lambda model: seen.append(("reset", -1)),
+        call_context=context,
+    )
+    given = subject(nn.ReLU(), torch.randn(2, 4), hooks=hooks, declares_inputs=True)
+    assert judge(given, itself).verdict == "sound"
+    one_run = [("between", 0), ("enter", 0), ("between", 1), ("enter", 1), ("between", 2), ("enter", 2)]
+    assert [step for step in seen if step[0] != "reset"] == 3 * one_run
+    assert seen[0][0] == seen[-1][0] == "reset"
+
+
+def test_observe_falls_back_to_the_model_where_the_captures_module_lacks_the_attribute() -> None:
+    def elsewhere(model: nn.Module, inputs: Inputs) -> Capture:
+        return Capture(call=model, module=nn.Module(), events=Events())
+
+    given = subject(Count(), torch.ones(2, 4), hooks=Hooks(observe=lambda model: model.calls))
+    assert judge(given, elsewhere).verdict == "sound"
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_judging_leaves_the_subject_as_it_was(name: str) -> None:
+    make, args, options = SOUND[name]
+    given = subject(make(), *copy.deepcopy(args), **options)
+    before = copy.deepcopy(given.model.state_dict())
+    inputs = copy.deepcopy(given.example)
+    attributes = dict(given.model.__dict__.items())
+    settings = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.is_grad_enabled())
+    judge(given, by(lambda m, *a: m(*a)))
+    assert all(torch.equal(before[key], value) for key, value in given.model.state_dict().items())
+    assert same_values(inputs, given.example)
+    assert all(parameter.grad is None for parameter in given.model.parameters())
+    assert {key: value for key, value in attributes.items() if isinstance(value, int)} == {
+        key: value for key, value in given.model.__dict__.items() if isinstance(value, int)
+    }
+    assert settings == (
+        torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+class BranchOnValue(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.mean() > 0 else x - 1
+
+
+class BranchOnState(nn.Module):
+    """Right on the first call and the last, wrong on the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("odd", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.odd += 1
+        return x * 2 if self.odd % 2 == 1 else x * 3
+
+
+class BatchInside(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(int(x.shape[0]), 1)
+
+
+class Dropped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if random.random() < 0.5 else x * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "where"),
+    [
+        (BranchOnValue(), torch.rand(2, 4) + torch.tensor([1.0, -0.5, 1.0, 1.0]), {"fresh0", "fresh1"}),
+        (BranchOnState(), torch.randn(2, 4), {"same_again"}),
+        (Talks(), torch.randn(2, 4), {"same"}),
+        (Dropped(), torch.randn(2, 4), {"same", "same_again", "fresh0", "fresh1"}),
+    ],
+)
+def test_silent_errors_of_a_trace_are_found(model: nn.Module, x: torch.Tensor, where: set[str]) -> None:
+    found = judge(subject(model, x), traced)
+    assert found.verdict == "unsound", found
+    assert where & {probe.name for probe in found.probes if probe.outcome == "diverge"}
+
+
+def test_a_good_trace_is_sound() -> None:
+    assert judge(subject(Scale().eval(), torch.randn(2, 4)), traced).verdict == "sound"
+    assert judge(subject(Count(), torch.ones(2, 4)), traced).verdict == "sound"
+
+
+def test_a_size_baked_into_a_trace_is_loud_or_found() -> None:
+    found = judge(subject(BatchInside(), torch.randn(3, 4)), traced)
+    assert found.verdict == "restricted"
+    assert {name for name, outcome in outcomes(found).items() if outcome == "raise"} == {"batch_2", "batch_4"}
+
+
+def test_a_model_without_a_float64_form_is_judged_by_the_fallback() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.lin(x.float())
+            return out
+
+    found = judge(subject(Half(), torch.randn(2, 4)), by(lambda m, x: m(x) * (1 + 3e-7)))
+    assert found.verdict == "sound"
+    assert any("does not run in float64" in note for note in found.notes)
+    assert judge(subject(Half(), torch.randn(2, 4)), by(lambda m, x: m(x) * (1 + 1e-3))).verdict == "unsound"
+
+
+def test_big_gradients_are_kept_as_block_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracebench.soundness.runs.GRADIENT_BUDGET", 0)
+    assert judge(subject(Scale(), torch.randn(2, 4), mode="training"), itself).verdict == "sound"
+    wrong = by(lambda m, x: (m(x)[0], m(x)[1].detach() + 0 * m(x)[0]))
+    found = judge(subject(Scale(), torch.randn(2, 4), mode="training"), wrong)
+    assert "blocks of 64 elements differ" in probe(found, "same").detail
+
+
+def test_fresh_values_keep_aliasing_and_kind() -> None:
+    base = torch.arange(6.0)
+    made = fresh_values(Inputs((base, base[2:4], torch.tensor([5, 5]), torch.zeros(3)[None].expand(4, 3))), 1)
+    first, window, ids, wide = made.args
+    assert window.data_ptr() == first[2:4].data_ptr()
+    assert not torch.equal(first, base)
+    assert first.min() >= 0
+    assert first.max() <= 5
+    assert set(ids.tolist()) <= set(range(6))
+    assert wide.stride() == (0, 1)
+    assert wide.abs().sum() > 0
+
+
+def test_float64_inputs_keep_aliasing() -> None:
+    base = torch.arange(6.0)
+    made = in_float64(Inputs((base, {"w": base[2:4]}, torch.tensor([1]))))
+    assert made.args[0].dtype == torch.float64
+    assert made.args[1]["w"].data_ptr() == made.args[0][2:4].data_ptr()
+    assert made.args[2].dtype == torch.int64
+    assert base.dtype == torch.float32
+
+
+def test_other_batch_sizes() -> None:
+    twice = torch.randn(2, 3)
+    made = with_batch(Inputs((twice, {"mask": torch.ones(2, dtype=torch.bool)}), {"again": twice}), 1, 0)
+    assert made.args[0].shape == (3, 3)
+    assert made.args[1]["mask"].shape == (3,)
+    assert made.kwargs["again"] is made.args[0]
+    images = with_batch(Inputs(([torch.randn(3, 4, 4), torch.randn(3, 5, 5)],)), -1, 0)
+    assert [image.shape for image in images.args[0]] == [(3, 4, 4)]
+    found = judge(subject(nn.Bilinear(2, 3, 4), torch.randn(5, 2), torch.randn(5, 3)), itself)
+    assert outcomes(found)["batch_4"] == outcomes(found)["batch_6"] == "match"
+    apart = judge(subject(Apart(), torch.randn(5, 2), torch.randn(3, 3)), itself)
+    assert probe(apart, "batch").outcome == "n/a"
+    assert "do not share a leading dimension" in probe(apart, "batch").detail
+
+
+class Apart(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.sum() + b.sum()
