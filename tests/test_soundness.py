@@ -216,11 +216,13 @@ BROKEN: dict[str, tuple[nn.Module, torch.Tensor, dict[str, Any], Callable[..., A
         lambda m, x: x + m.total.add_(x.sum(0)), "side effect (observe)", "same",
     ),
     "aliases input": (
-        nn.Hardtanh(-100, 100), torch.randn(2, 4), {}, lambda m, x: x, "alias: memory: output shares its memory", "same",
+        nn.Hardtanh(-100, 100), torch.randn(2, 4), {}, lambda m, x: x,
+        "alias: memory: output shares its memory", "same",
     ),
     "random": (Noisy(), torch.zeros(2, 3), {}, Frozen(), "output value", "same_again"),
     "batch baked in": (
-        nn.ReLU(), torch.randn(1, 4), {}, lambda m, x: m(x)[:1], "output shape: output: [1, 4] instead of [2, 4]", "batch_2",
+        nn.ReLU(), torch.randn(1, 4), {}, lambda m, x: m(x)[:1],
+        "output shape: output: [1, 4] instead of [2, 4]", "batch_2",
     ),
 }  # fmt: skip
 

@@ -129,7 +129,7 @@ class ForkServer:
             self._process.kill()
             # Reading ends where the killed process's output does.
             assert self._reader is not None
-            self._reader.join()
+            self._reader.join(timeout=5.0)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):

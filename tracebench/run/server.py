@@ -42,6 +42,7 @@ def main() -> None:
         job = json.loads(Path(request["job"]).read_text(encoding="utf-8"))
         pid = os.fork()
         if pid == 0:
+            os.close(answers.fileno())
             run_and_exit(job)
         _tell(answers, {"pid": pid})
         _, status = os.waitpid(pid, 0)

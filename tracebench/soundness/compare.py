@@ -79,12 +79,15 @@ def compare(
     path: str = "",
     requires_grad: bool = True,
     strides: bool = False,
+    multiple: float | None = None,
+    yardstick: float = 0.0,
 ) -> Comparison:
     """Compare ``actual`` with ``expected``; ``reference`` is ``expected`` computed in float64, None without.
 
     ``requires_grad`` and ``strides`` say whether a difference in these counts. Paths start with ``path``.
+    ``multiple`` and ``yardstick`` are those of ``tolerance.compare_values``.
     """
-    walk = _Walk(requires_grad, strides)
+    walk = _Walk(requires_grad, strides, multiple, yardstick)
     with torch.no_grad():
         walk.visit(to_tree(expected), to_tree(actual), None if reference is None else to_tree(reference), path)
     notes = tuple(dict.fromkeys(walk.notes))
@@ -154,6 +157,8 @@ class _Walk:
 
     check_requires_grad: bool
     check_strides: bool
+    multiple: float | None
+    yardstick: float
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     max_error: float | None = None
@@ -329,7 +334,7 @@ class _Walk:
             self._differ(path, "inf", said or f"infinity in other places or of other sign, at {infs} of {e.numel()}")
             return
         self.inexact = True
-        found = compare_values(e, a, reference, dtype)
+        found = compare_values(e, a, reference, dtype, multiple=self.multiple, yardstick=self.yardstick)
         self.max_error = max(self.max_error or 0.0, found.max_error)
         if reference is None and found.max_error > 0:
             name = str(dtype).removeprefix("torch.")

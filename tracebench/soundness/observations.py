@@ -9,10 +9,19 @@ import torch
 
 from tracebench.soundness.aliasing import Shared, explain
 from tracebench.soundness.blocksums import BlockSums
-from tracebench.soundness.compare import KINDS, NO_REFERENCE, Comparison, Difference, compare, compare_text, merge
+from tracebench.soundness.compare import (
+    KINDS,
+    NO_REFERENCE,
+    Comparison,
+    Difference,
+    bitwise_equal,
+    compare,
+    compare_text,
+    merge,
+)
 from tracebench.soundness.runs import Failure, Snapshot
 from tracebench.soundness.state import State
-from tracebench.soundness.tolerance import compare_values
+from tracebench.soundness.tolerance import GRADIENT_MULTIPLE, compare_values, eager_error
 
 #: Everything that is compared of a call, in the order in which it is reported.
 ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "grad")
@@ -109,6 +118,7 @@ Gradients = Mapping[str, torch.Tensor | BlockSums | None]
 
 def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> Comparison:
     parts = []
+    yardstick: float | None = None
     for name in [*expected, *(name for name in actual if name not in expected)]:
         wanted, found, after = expected.get(name), actual.get(name), reference.get(name)
         if name not in actual or (found is None and wanted is not None):
@@ -116,20 +126,57 @@ def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> 
         elif name not in expected or (wanted is None and found is not None):
             parts.append(_one(name, "value", "a gradient, where eager has none"))
         elif isinstance(wanted, BlockSums) and isinstance(found, BlockSums):
-            parts.append(_block_sums(wanted, found, after.sums if isinstance(after, BlockSums) else None, name))
-        elif wanted is not None:
-            parts.append(compare(wanted, found, after, path=name, requires_grad=False))
+            if yardstick is None and not torch.equal(wanted.sums, found.sums):
+                yardstick = _worst_error(expected, reference)
+            sums = after.sums if isinstance(after, BlockSums) else None
+            parts.append(_block_sums(wanted, found, sums, name, yardstick or 0.0))
+        elif isinstance(wanted, torch.Tensor) and isinstance(found, torch.Tensor):
+            if yardstick is None and not bitwise_equal(wanted, found):
+                yardstick = _worst_error(expected, reference)
+            parts.append(
+                compare(
+                    wanted,
+                    found,
+                    after,
+                    path=name,
+                    requires_grad=False,
+                    multiple=GRADIENT_MULTIPLE,
+                    yardstick=yardstick or 0.0,
+                )
+            )
     return merge(parts)
 
 
-def _block_sums(wanted: BlockSums, found: BlockSums, after: torch.Tensor | None, name: str) -> Comparison:
+def _worst_error(expected: Gradients, reference: Gradients) -> float:
+    """Return the largest error of eager's gradients, in units of each one's scale."""
+    worst = 0.0
+    for name, gradient in expected.items():
+        after = reference.get(name)
+        if isinstance(gradient, BlockSums) and isinstance(after, BlockSums) and gradient.shape == after.shape:
+            worst = max(worst, eager_error(gradient.sums, after.sums, gradient.dtype))
+        elif (
+            isinstance(gradient, torch.Tensor)
+            and isinstance(after, torch.Tensor)
+            and gradient.layout is after.layout is torch.strided
+            and gradient.shape == after.shape
+            and gradient.is_floating_point()
+        ):
+            worst = max(worst, eager_error(gradient, after, gradient.dtype))
+    return worst
+
+
+def _block_sums(
+    wanted: BlockSums, found: BlockSums, after: torch.Tensor | None, name: str, yardstick: float
+) -> Comparison:
     if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
         return _one(name, "dtype", f"{found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}")
     if torch.equal(wanted.sums, found.sums):
         return Comparison(max_error=0.0, bitwise=True)
     if not torch.equal(torch.isfinite(wanted.sums), torch.isfinite(found.sums)):
         return Comparison((Difference(name, "nan", "NaN or infinity in other places"),), bitwise=False)
-    values = compare_values(wanted.sums, found.sums, after, wanted.dtype)
+    values = compare_values(
+        wanted.sums, found.sums, after, wanted.dtype, multiple=GRADIENT_MULTIPLE, yardstick=yardstick
+    )
     notes = ["gradients compared as sums over blocks of 64 elements, to save memory"]
     if after is None:
         notes.append(NO_REFERENCE)

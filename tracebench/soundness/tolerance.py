@@ -10,7 +10,7 @@ whatever lies further off than ``s * ((m + 1) * Y + k * eps)`` is found.
 
 What that means at the edges: an element far below the typical magnitude is checked on the scale of the typical one.
 Where eager and the float64 run differ by more than rounding (another branch, other random numbers), ``r`` says
-nothing about that element and ``a`` must meet the fallback tolerance against ``e`` instead. Where ``r`` is far
+nothing about that element and ``a`` must meet the fallback tolerance plus ``m * Y`` against ``e`` instead. Where ``r`` is far
 smaller than ``e`` throughout, eager's values are themselves rounding noise around zero (the gradient of a bias in
 front of a batch norm), and ``a`` must be noise of the same size.
 
@@ -44,10 +44,14 @@ class Tolerance:
 #: looser than ``torch.testing.assert_close`` (1.3e-6 for float32), which is meant for a single operation.
 TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float64: Tolerance(multiple=2, floor_eps=4096, rounding_limit=1e-8, fallback=1e-9),
-    torch.float32: Tolerance(multiple=2, floor_eps=64, rounding_limit=1e-2, fallback=1e-4),
+    torch.float32: Tolerance(multiple=2, floor_eps=64, rounding_limit=0.1, fallback=1e-4),
     torch.float16: Tolerance(multiple=3, floor_eps=8, rounding_limit=0.5, fallback=1e-2),
     torch.bfloat16: Tolerance(multiple=3, floor_eps=4, rounding_limit=0.5, fallback=5e-2),
 }
+#: m for gradients, whose Y is the largest of all gradients of the call: rounding of one layer spreads to those below it
+#: and flips the odd ReLU on its way, so its largest values scatter. Measured on ResNet-18 in float32 on small batches,
+#: where the same kernels in channels_last erred up to 7 times as much as in contiguous layout.
+GRADIENT_MULTIPLE = 10.0
 #: For the 8-bit and smaller types: half a step either way is about eps.
 _SMALL = Tolerance(multiple=3, floor_eps=2, rounding_limit=1.0, fallback=0.25)
 
@@ -77,48 +81,81 @@ def tolerance_of(dtype: torch.dtype) -> Tolerance:
     return TOLERANCES.get(dtype.to_real() if dtype.is_complex else dtype, _SMALL)
 
 
-def compare_values(
-    expected: torch.Tensor, actual: torch.Tensor, reference: torch.Tensor | None, dtype: torch.dtype
-) -> Values:
-    """Compare real tensors of one shape whose NaN and infinity patterns agree, by the rule for ``dtype``."""
-    rule = tolerance_of(dtype)
-    eps = torch.finfo(dtype.to_real() if dtype.is_complex else dtype).eps
-    tiny = torch.finfo(dtype.to_real() if dtype.is_complex else dtype).tiny
-    typical = typical_magnitude(expected if reference is None else reference)
-    worst = 0.0
-    max_error = max_expected = max_reference = max_eager_error = 0.0
-    unreferenced = 0
-    for e, a, r in _chunks(expected, actual, reference):
-        max_error = max(max_error, _largest((a - e).abs()))
-        if reference is None:
-            continue
-        error, scale = (e - r).abs(), r.abs() + typical
-        followed = error <= rule.rounding_limit * scale
-        unreferenced += int((~followed).sum())
-        ratio = torch.where(followed & (scale > 0), error / scale.clamp_min(tiny), torch.zeros_like(error))
-        worst = max(worst, _largest(ratio))
-        max_expected = max(max_expected, _largest(e.abs()))
-        max_reference = max(max_reference, _largest(r.abs()))
-        max_eager_error = max(max_eager_error, _largest(error))
+@dataclass(frozen=True)
+class _Survey:
+    """Eager against the float64 run, over one tensor."""
 
-    noise = unreferenced > 0 and max_reference < _NOISE_RATIO * max_expected
-    if noise:
-        unreferenced = 0
-    eager_typical = typical_magnitude(expected) if unreferenced else typical
-    wrong = 0
+    typical: float
+    #: Y: largest error in units of the scale, over elements that differ by no more than rounding.
+    worst: float
+    #: Elements that differ by more.
+    unreferenced: int
+    #: Whether eager's values are rounding noise around zero.
+    noise: bool
+    #: Largest absolute error.
+    largest: float
+
+
+def eager_error(expected: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return Y of the module's docstring for one tensor; 0 where eager's values are noise around zero."""
+    survey = _survey(expected, reference, tolerance_of(dtype))
+    return 0.0 if survey.noise else survey.worst
+
+
+def compare_values(
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    reference: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    multiple: float | None = None,
+    yardstick: float = 0.0,
+) -> Values:
+    """Compare real tensors of one shape whose NaN and infinity patterns agree, by the rule for ``dtype``.
+
+    ``multiple`` replaces the table's; ``yardstick`` is a Y known from elsewhere, used if it is the larger.
+    """
+    rule = tolerance_of(dtype)
+    info = torch.finfo(dtype.to_real() if dtype.is_complex else dtype)
+    if reference is None:
+        typical, survey = typical_magnitude(expected), None
+    else:
+        survey = _survey(expected, reference, rule)
+        typical = survey.typical
+    own = (rule.multiple if multiple is None else multiple) * max(survey.worst if survey else 0.0, yardstick)
+    eager_typical = typical_magnitude(expected) if survey and survey.unreferenced else typical
+    wrong, max_error = 0, 0.0
     for e, a, r in _chunks(expected, actual, reference):
-        if reference is None:
-            good = (a - e).abs() <= rule.fallback * (e.abs() + typical) + tiny
-        elif noise:
-            good = (a - r).abs() <= _NOISE_MULTIPLE * max_eager_error + tiny
+        gap = (a - e).abs()
+        max_error = max(max_error, _largest(gap))
+        if survey is None:
+            good = gap <= rule.fallback * (e.abs() + typical) + info.tiny
+        elif survey.noise:
+            good = (a - r).abs() <= _NOISE_MULTIPLE * survey.largest + info.tiny
         else:
             scale = r.abs() + typical
-            good = (a - r).abs() <= scale * (rule.multiple * worst + rule.floor_eps * eps) + tiny
-            if unreferenced:
-                near = (a - e).abs() <= rule.fallback * (e.abs() + eager_typical) + tiny
+            good = (a - r).abs() <= scale * (own + rule.floor_eps * info.eps) + info.tiny
+            if survey.unreferenced:
+                near = gap <= (own + rule.fallback) * (e.abs() + eager_typical) + info.tiny
                 good = torch.where((e - r).abs() <= rule.rounding_limit * scale, good, near)
         wrong += int((~good).sum())
+    unreferenced = survey.unreferenced if survey and not survey.noise else 0
     return Values(wrong=wrong, total=expected.numel(), max_error=max_error, unreferenced=unreferenced)
+
+
+def _survey(expected: torch.Tensor, reference: torch.Tensor, rule: Tolerance) -> _Survey:
+    typical = typical_magnitude(reference)
+    worst = max_expected = max_reference = largest = 0.0
+    unreferenced = 0
+    for e, _, r in _chunks(expected, expected, reference):
+        error, scale = (e - r).abs(), r.abs() + typical
+        followed = (error <= rule.rounding_limit * scale) & (scale > 0)
+        unreferenced += int((error > rule.rounding_limit * scale).sum())
+        worst = max(worst, _largest(torch.where(followed, error / scale, torch.zeros_like(error))))
+        max_expected, max_reference = max(max_expected, _largest(e.abs())), max(max_reference, _largest(r.abs()))
+        largest = max(largest, _largest(error))
+    noise = unreferenced > 0 and max_reference < _NOISE_RATIO * max_expected
+    return _Survey(typical, worst, unreferenced, noise, largest)
 
 
 def typical_magnitude(tensor: torch.Tensor) -> float:

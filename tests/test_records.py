@@ -1,0 +1,126 @@
+"""Records: what is written is what is read, whole or not at all, under a key that means the request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracebench import record as records
+from tracebench.case import Case, ModelSpec, key
+from tracebench.errors import RequestError
+from tracebench.record import CoverageInfo, ErrorInfo, GraphBreak, Probe, Record, Speedup, ThroughputInfo, Timing
+
+_text = st.text(max_size=8)
+_number = st.floats(allow_nan=False, allow_infinity=False)
+_timing = st.builds(Timing, _number, _number, st.lists(_number, max_size=3).map(tuple), st.none() | _number)
+_record = st.builds(
+    Record,
+    key=st.just("0123"),
+    started_at=_text,
+    wall_s=_number,
+    case=st.dictionaries(_text, st.none() | _number | _text, max_size=3),
+    status=_text,
+    verdict=st.none() | _text,
+    error=st.none() | st.builds(ErrorInfo, _text, _text, _text),
+    capture=st.none()
+    | st.builds(
+        records.CaptureInfo,
+        _number,
+        st.integers(),
+        st.lists(st.builds(GraphBreak, _text, st.none() | _text), max_size=2).map(tuple),
+        constants=st.lists(
+            st.builds(records.Constant, _text, st.lists(st.integers(), max_size=2).map(tuple), _text), max_size=2
+        ).map(tuple),
+    ),
+    probes=st.none() | st.lists(st.builds(Probe, _text, _text), max_size=2).map(tuple),
+    coverage=st.none() | st.builds(CoverageInfo, st.none() | _number, st.none() | _number),
+    throughput=st.none()
+    | st.builds(ThroughputInfo, _timing, _timing, st.builds(Speedup, _number, _number, _number, st.booleans())),
+)
+
+
+@given(_record)
+def test_a_record_survives_json(record: Record) -> None:
+    data = json.loads(json.dumps(records.to_dict(record), allow_nan=False))
+    assert records.from_dict(Record, data) == record
+
+
+def test_what_was_not_measured_is_null_never_a_number() -> None:
+    data = records.to_dict(Record("k", "", 1.0, {}, status="crashed"))
+    for field in ("verdict", "error", "capture", "probes", "coverage", "throughput"):
+        assert data[field] is None
+    assert records.to_dict({"x": math.nan, "y": [math.inf]}) == {"x": None, "y": [None]}
+
+
+def test_fields_of_a_later_version_are_left_out() -> None:
+    data = {**records.to_dict(Record("k", "", 1.0, {}, status="done")), "news": 1}
+    assert records.from_dict(Record, data).status == "done"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": "k"}', '{"probes": 3}'])
+def test_half_a_record_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "k.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"k\.json is not a tracebench record"):
+        records.load(path)
+
+
+def test_saving_replaces_the_whole_file_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Record("k", "old", 1.0, {}, status="done")
+    path = records.save(old, tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tracebench.record.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        records.save(dataclasses.replace(old, started_at="new"), tmp_path)
+    assert records.load(path) == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["k.json"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text("x = 1", encoding="utf-8")
+    return path
+
+
+def case(path: Path, **fields: Any) -> Case:
+    return Case(ModelSpec("mine", str(path), {"a": 1, "b": 2}), "fx", **fields)
+
+
+def test_a_key_means_the_request_and_not_where_it_lies(model: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "other" / "place.py"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("x = 1", encoding="utf-8")
+    versions = {"torch": "2.14.1", "python": "3.11"}
+    base = key(case(model), versions)
+    assert base == key(case(elsewhere), dict(reversed(versions.items())))
+    assert base == key(Case(ModelSpec("mine", str(model), {"b": 2, "a": 1}), "fx"), versions)
+    others = [
+        key(case(model, seed=1), versions),
+        key(case(model, executor="inductor"), versions),
+        key(case(model, throughput={"seconds": 9}), versions),
+        key(case(model, stages=("soundness",)), versions),
+        key(case(model), {**versions, "torch": "2.11.0"}),
+    ]
+    elsewhere.write_text("x = 2", encoding="utf-8")
+    assert len({base, *others, key(case(elsewhere), versions)}) == 7
+
+
+def test_a_case_survives_json(model: Path) -> None:
+    asked = case(model, batch_size=3, stages=("coverage",))
+    assert Case.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
+
+
+def test_a_model_file_that_cannot_be_read_is_a_bad_request(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot read the model file"):
+        key(case(tmp_path / "none.py"), {})
