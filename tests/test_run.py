@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tracebench.case import Case, ModelSpec
-from tracebench.run import journal
-from tracebench.run.launch import ForkServer, Spawner, make_launcher
-from tracebench.run.limits import Limits, available_bytes, resident_bytes
-from tracebench.run.runner import ask_machine, run_case
-from tracebench.run.sweep import Request, run_sweep
+from tracebench.running import journal
+from tracebench.running.launch import ForkServer, Spawner, make_launcher
+from tracebench.running.limits import Limits, available_bytes, resident_bytes
+from tracebench.running.runner import ask_machine, run_case
+from tracebench.running.sweep import Request, run_sweep
 
 from .conftest import records_in
 
@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_saved_is_said_and_the_sweep_goes_on(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tracebench.run.sweep.save", full)
+    monkeypatch.setattr("tracebench.running.sweep.save", full)
     requests = [Request(case(model_file("good"), frontend), Limits(60.0), {}) for frontend in ("fx", "hook")]
     steps = list(run_sweep(requests, tmp_path / "r", "failed", launcher))
     assert [step.record.verdict for step in steps] == ["sound", "sound"] or len(steps) == 2

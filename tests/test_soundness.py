@@ -498,3 +498,37 @@ def test_other_batch_sizes() -> None:
 class Apart(nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a.sum() + b.sum()
+
+
+def test_gradients_that_eager_reproduces_only_in_part_are_judged_in_the_other_part() -> None:
+    class Flaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = float(time.perf_counter_ns() % 1000003)
+            return x * self.a + (self.b * scale - (self.b * scale).detach())
+
+    given = subject(Flaky(), torch.randn(2, 3), mode="training")
+    found = judge(given, itself)
+    assert found.verdict == "sound"
+    assert (
+        "not compared: grad of 1 tensors, eager itself does not reproduce this (grad: b" in probe(found, "same").detail
+    )
+    wrong = judge(given, by(lambda m, x: m(x).detach() + 0 * m.a + x * (m.a - m.a.detach()) * 2 + 0 * m.b))
+    assert wrong.verdict == "unsound"
+    assert "grad: a:" in probe(wrong, "same").detail
+
+
+def test_noise_of_another_kernel_in_a_deep_model_is_sound() -> None:
+    torch.manual_seed(3)
+    blocks = [layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def other_layout(model: Any, x: torch.Tensor) -> Any:
+        return model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+
+    for mode in ("inference", "training"):
+        found = judge(subject(model, torch.randn(3, 3, 12, 12), mode=mode), by(other_layout))
+        assert found.verdict == "sound", [probe.detail for probe in found.probes]

@@ -17,8 +17,8 @@ from tracebench.case import Case, ModelSpec
 from tracebench.errors import RequestError
 from tracebench.frontends import FRONT_ENDS
 from tracebench.record import Record
-from tracebench.run import journal
-from tracebench.run.stages import run_case
+from tracebench.running import journal
+from tracebench.running.stages import run_case
 from tracebench.status import OPTIONAL_STAGES
 
 _OPTIONS = ("executor", "mode", "device", "dtype", "seed", "stages", "throughput_seconds", "name", "frontend_options")

@@ -20,8 +20,8 @@ from tracebench import config
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.helptext import choices, help_page
 from tracebench.record import Record
-from tracebench.run.launch import ServerDied, make_launcher
-from tracebench.run.sweep import Step, run_sweep
+from tracebench.running.launch import ServerDied, make_launcher
+from tracebench.running.sweep import Step, run_sweep
 from tracebench.status import outcome
 
 _HELP_HINT = "See python -m tracebench --help."

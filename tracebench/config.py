@@ -19,9 +19,9 @@ from omegaconf import MISSING, OmegaConf
 
 from tracebench.case import DTYPES, Case, ModelSpec
 from tracebench.errors import RequestError, unknown_choice
-from tracebench.run.launch import ISOLATIONS
-from tracebench.run.limits import Limits
-from tracebench.run.sweep import RERUNS, Request
+from tracebench.running.launch import ISOLATIONS
+from tracebench.running.limits import Limits
+from tracebench.running.sweep import RERUNS, Request
 from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
 
 MODES = ("auto", "inference", "training")

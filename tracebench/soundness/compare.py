@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tracebench.soundness.structure import Branch, Opaque, TensorLeaf, Tree, Value, same_number, to_tree
-from tracebench.soundness.tolerance import compare_values, tolerance_of
+from tracebench.soundness.tolerance import Family, compare_values, tolerance_of
 
 #: Kinds of difference, each with the word under which a probe's detail names it.
 KINDS = {
@@ -79,15 +79,16 @@ def compare(
     path: str = "",
     requires_grad: bool = True,
     strides: bool = False,
-    multiple: float | None = None,
-    yardstick: float = 0.0,
+    family: Family | None = None,
+    judge_values: bool = True,
 ) -> Comparison:
     """Compare ``actual`` with ``expected``; ``reference`` is ``expected`` computed in float64, None without.
 
     ``requires_grad`` and ``strides`` say whether a difference in these counts. Paths start with ``path``.
-    ``multiple`` and ``yardstick`` are those of ``tolerance.compare_values``.
+    ``family`` is that of ``tolerance.compare_values``. Without ``judge_values`` floating-point
+    values that are not the same to the bit are only reported as ``inexact``, but for NaN and infinity.
     """
-    walk = _Walk(requires_grad, strides, multiple, yardstick)
+    walk = _Walk(requires_grad, strides, family, judge_values)
     with torch.no_grad():
         walk.visit(to_tree(expected), to_tree(actual), None if reference is None else to_tree(reference), path)
     notes = tuple(dict.fromkeys(walk.notes))
@@ -157,8 +158,8 @@ class _Walk:
 
     check_requires_grad: bool
     check_strides: bool
-    multiple: float | None
-    yardstick: float
+    family: Family | None
+    judge_values: bool
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     max_error: float | None = None
@@ -334,7 +335,9 @@ class _Walk:
             self._differ(path, "inf", said or f"infinity in other places or of other sign, at {infs} of {e.numel()}")
             return
         self.inexact = True
-        found = compare_values(e, a, reference, dtype, multiple=self.multiple, yardstick=self.yardstick)
+        if not self.judge_values:
+            return
+        found = compare_values(e, a, reference, dtype, self.family)
         self.max_error = max(self.max_error or 0.0, found.max_error)
         if reference is None and found.max_error > 0:
             name = str(dtype).removeprefix("torch.")

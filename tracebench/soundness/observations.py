@@ -21,7 +21,7 @@ from tracebench.soundness.compare import (
 )
 from tracebench.soundness.runs import Failure, Snapshot
 from tracebench.soundness.state import State
-from tracebench.soundness.tolerance import GRADIENT_MULTIPLE, compare_values, eager_error
+from tracebench.soundness.tolerance import GRADIENT_MULTIPLE, Family, compare_values
 
 #: Everything that is compared of a call, in the order in which it is reported.
 ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "grad")
@@ -34,6 +34,8 @@ class Rules:
     strides: bool = False
     #: Whether sharing memory with the previous call's output is compared.
     earlier_output: bool = True
+    #: Whether floating-point values are judged, or only looked at for whether they are the same to the bit.
+    judge_values: bool = True
 
 
 def compare_calls(
@@ -45,16 +47,26 @@ def compare_calls(
     """
     if reference is not None and reference.failure is not None:
         reference = None
+    judged = rules.judge_values
     steps: dict[str, Callable[[], Comparison]] = {
         "output": lambda: compare(
-            expected.output, actual.output, reference and reference.output, path="output", strides=rules.strides
+            expected.output,
+            actual.output,
+            reference and reference.output,
+            path="output",
+            strides=rules.strides,
+            judge_values=judged,
         ),
-        "input mutation": lambda: compare(expected.inputs, actual.inputs, reference and reference.inputs, path="input"),
-        "state": lambda: _states(expected.state, actual.state, reference.state if reference else None),
+        "input mutation": lambda: compare(
+            expected.inputs, actual.inputs, reference and reference.inputs, path="input", judge_values=judged
+        ),
+        "state": lambda: _states(expected.state, actual.state, reference.state if reference else None, judged),
         "alias": lambda: _aliases(expected.alias, actual.alias, rules),
-        "observe": lambda: _observed(expected, actual, reference),
+        "observe": lambda: _observed(expected, actual, reference, judged),
         "printed": lambda: compare_text(expected.printed, actual.printed, "stdout"),
-        "grad": lambda: _gradients(expected.gradients, actual.gradients, reference.gradients if reference else {}),
+        "grad": lambda: _gradients(
+            expected.gradients, actual.gradients, reference.gradients if reference else {}, judged
+        ),
     }
     return {aspect: steps[aspect]() for aspect in ASPECTS}
 
@@ -72,7 +84,7 @@ def describe(aspect: str, comparison: Comparison) -> str:
     return f"{head}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
-def _states(expected: State, actual: State, reference: State | None) -> Comparison:
+def _states(expected: State, actual: State, reference: State | None, judged: bool) -> Comparison:
     parts = []
     for name in sorted(expected.names | actual.names):
         if name not in actual.names:
@@ -86,7 +98,11 @@ def _states(expected: State, actual: State, reference: State | None) -> Comparis
             after = None
             if reference is not None and name in reference.names:
                 after = reference.get(name, torch.float64) if expected.get(name).is_floating_point() else None
-            parts.append(compare(expected.get(name), actual.get(name), after, path=name, requires_grad=False))
+            parts.append(
+                compare(
+                    expected.get(name), actual.get(name), after, path=name, requires_grad=False, judge_values=judged
+                )
+            )
     return merge(parts)
 
 
@@ -102,7 +118,7 @@ def _aliases(expected: frozenset[Shared], actual: frozenset[Shared], rules: Rule
     return Comparison(tuple(Difference("memory", "value", text) for text in explain(expected, actual)))
 
 
-def _observed(expected: Snapshot, actual: Snapshot, reference: Snapshot | None) -> Comparison:
+def _observed(expected: Snapshot, actual: Snapshot, reference: Snapshot | None, judged: bool) -> Comparison:
     wanted, found = expected.observed, actual.observed
     if isinstance(wanted, Failure) or isinstance(found, Failure):
         if isinstance(wanted, Failure) and isinstance(found, Failure):
@@ -110,15 +126,15 @@ def _observed(expected: Snapshot, actual: Snapshot, reference: Snapshot | None) 
         failed = f"failed: {found}" if isinstance(found, Failure) else f"failed only in eager: {wanted}"
         return _one("observe()", "value", failed)
     after = reference.observed if reference is not None and not isinstance(reference.observed, Failure) else None
-    return compare(wanted, found, after, path="observe()")
+    return compare(wanted, found, after, path="observe()", judge_values=judged)
 
 
 Gradients = Mapping[str, torch.Tensor | BlockSums | None]
 
 
-def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> Comparison:
+def _gradients(expected: Gradients, actual: Gradients, reference: Gradients, judged: bool) -> Comparison:
     parts = []
-    yardstick: float | None = None
+    family: Family | None = None
     for name in [*expected, *(name for name in actual if name not in expected)]:
         wanted, found, after = expected.get(name), actual.get(name), reference.get(name)
         if name not in actual or (found is None and wanted is not None):
@@ -126,13 +142,13 @@ def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> 
         elif name not in expected or (wanted is None and found is not None):
             parts.append(_one(name, "value", "a gradient, where eager has none"))
         elif isinstance(wanted, BlockSums) and isinstance(found, BlockSums):
-            if yardstick is None and not torch.equal(wanted.sums, found.sums):
-                yardstick = _worst_error(expected, reference)
+            if judged and family is None and not torch.equal(wanted.sums, found.sums):
+                family = _family(expected, reference)
             sums = after.sums if isinstance(after, BlockSums) else None
-            parts.append(_block_sums(wanted, found, sums, name, yardstick or 0.0))
+            parts.append(_block_sums(wanted, found, sums, name, family, judged))
         elif isinstance(wanted, torch.Tensor) and isinstance(found, torch.Tensor):
-            if yardstick is None and not bitwise_equal(wanted, found):
-                yardstick = _worst_error(expected, reference)
+            if judged and family is None and not bitwise_equal(wanted, found):
+                family = _family(expected, reference)
             parts.append(
                 compare(
                     wanted,
@@ -140,33 +156,32 @@ def _gradients(expected: Gradients, actual: Gradients, reference: Gradients) -> 
                     after,
                     path=name,
                     requires_grad=False,
-                    multiple=GRADIENT_MULTIPLE,
-                    yardstick=yardstick or 0.0,
+                    family=family,
+                    judge_values=judged,
                 )
             )
     return merge(parts)
 
 
-def _worst_error(expected: Gradients, reference: Gradients) -> float:
-    """Return the largest error of eager's gradients, in units of each one's scale."""
-    worst = 0.0
+def _family(expected: Gradients, reference: Gradients) -> Family:
+    """Return what eager's gradients say together about the size of their errors."""
+    family = Family(GRADIENT_MULTIPLE)
     for name, gradient in expected.items():
         after = reference.get(name)
-        if isinstance(gradient, BlockSums) and isinstance(after, BlockSums) and gradient.shape == after.shape:
-            worst = max(worst, eager_error(gradient.sums, after.sums, gradient.dtype))
-        elif (
-            isinstance(gradient, torch.Tensor)
-            and isinstance(after, torch.Tensor)
-            and gradient.layout is after.layout is torch.strided
-            and gradient.shape == after.shape
-            and gradient.is_floating_point()
-        ):
-            worst = max(worst, eager_error(gradient, after, gradient.dtype))
-    return worst
+        if isinstance(gradient, BlockSums):
+            same = isinstance(after, BlockSums) and after.shape == gradient.shape
+            sums = after.sums if isinstance(after, BlockSums) and same else None
+            family = family.joined(gradient.sums, sums, gradient.dtype)
+        elif gradient is not None and gradient.layout is torch.strided and gradient.is_floating_point():
+            dense = isinstance(after, torch.Tensor) and after.layout is torch.strided and after.shape == gradient.shape
+            family = family.joined(
+                gradient, after if isinstance(after, torch.Tensor) and dense else None, gradient.dtype
+            )
+    return family
 
 
 def _block_sums(
-    wanted: BlockSums, found: BlockSums, after: torch.Tensor | None, name: str, yardstick: float
+    wanted: BlockSums, found: BlockSums, after: torch.Tensor | None, name: str, family: Family | None, judged: bool
 ) -> Comparison:
     if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
         return _one(name, "dtype", f"{found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}")
@@ -174,9 +189,9 @@ def _block_sums(
         return Comparison(max_error=0.0, bitwise=True)
     if not torch.equal(torch.isfinite(wanted.sums), torch.isfinite(found.sums)):
         return Comparison((Difference(name, "nan", "NaN or infinity in other places"),), bitwise=False)
-    values = compare_values(
-        wanted.sums, found.sums, after, wanted.dtype, multiple=GRADIENT_MULTIPLE, yardstick=yardstick
-    )
+    if not judged:
+        return Comparison(bitwise=False, inexact=True)
+    values = compare_values(wanted.sums, found.sums, after, wanted.dtype, family)
     notes = ["gradients compared as sums over blocks of 64 elements, to save memory"]
     if after is None:
         notes.append(NO_REFERENCE)

@@ -10,9 +10,9 @@ whatever lies further off than ``s * ((m + 1) * Y + k * eps)`` is found.
 
 What that means at the edges: an element far below the typical magnitude is checked on the scale of the typical one.
 Where eager and the float64 run differ by more than rounding (another branch, other random numbers), ``r`` says
-nothing about that element and ``a`` must meet the fallback tolerance plus ``m * Y`` against ``e`` instead. Where ``r`` is far
-smaller than ``e`` throughout, eager's values are themselves rounding noise around zero (the gradient of a bias in
-front of a batch norm), and ``a`` must be noise of the same size.
+nothing about that element and ``a`` must meet the fallback tolerance plus ``m * Y`` against ``e`` instead.
+Where ``r`` is far smaller than ``e`` throughout, eager's values are themselves rounding noise around zero (the
+gradient of a bias in front of a batch norm), and ``a`` must be noise of the same size.
 
 The idea of a float64 reference with multiplier m follows ``same()`` in ``torch/_dynamo/utils.py``, which works on
 whole-tensor RMS errors and so cannot see a single wrong element.
@@ -21,7 +21,7 @@ whole-tensor RMS errors and so cannot see a single wrong element.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,7 +62,7 @@ _NOISE_MULTIPLE = 10.0
 #: Elements worked on at a time, so that float64 copies stay small (32 MiB each).
 _CHUNK = 1 << 22
 #: Elements looked at to find the typical magnitude.
-_SAMPLE = 1 << 20
+_SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,25 @@ class _Survey:
     largest: float
 
 
-def eager_error(expected: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return Y of the module's docstring for one tensor; 0 where eager's values are noise around zero."""
-    survey = _survey(expected, reference, tolerance_of(dtype))
-    return 0.0 if survey.noise else survey.worst
+@dataclass(frozen=True)
+class Family:
+    """What is known of tensors that were computed together, such as the gradients of one backward pass."""
+
+    #: m, in place of the table's.
+    multiple: float
+    #: The largest Y of the family; used where it is more than the tensor's own.
+    worst: float = 0.0
+    #: The largest typical magnitude in the family. Tensors that vanish beside it are noise around zero, which may be
+    #: as large as ``k * eps * background``.
+    background: float = 0.0
+
+    def joined(self, expected: torch.Tensor, reference: torch.Tensor | None, dtype: torch.dtype) -> Family:
+        """Return the family with one member more."""
+        if reference is None:
+            return replace(self, background=max(self.background, typical_magnitude(expected)))
+        survey = _survey(expected, reference, tolerance_of(dtype), 0.0)
+        worst = self.worst if survey.noise else max(self.worst, survey.worst)
+        return replace(self, worst=worst, background=max(self.background, survey.typical))
 
 
 def compare_values(
@@ -107,31 +122,31 @@ def compare_values(
     actual: torch.Tensor,
     reference: torch.Tensor | None,
     dtype: torch.dtype,
-    *,
-    multiple: float | None = None,
-    yardstick: float = 0.0,
+    family: Family | None = None,
 ) -> Values:
     """Compare real tensors of one shape whose NaN and infinity patterns agree, by the rule for ``dtype``.
 
-    ``multiple`` replaces the table's; ``yardstick`` is a Y known from elsewhere, used if it is the larger.
+    Where ``family`` is given, what it knows counts beside what the tensor shows by itself.
     """
     rule = tolerance_of(dtype)
+    family = family or Family(rule.multiple)
     info = torch.finfo(dtype.to_real() if dtype.is_complex else dtype)
+    background = rule.floor_eps * info.eps * family.background
     if reference is None:
         typical, survey = typical_magnitude(expected), None
     else:
-        survey = _survey(expected, reference, rule)
+        survey = _survey(expected, reference, rule, background)
         typical = survey.typical
-    own = (rule.multiple if multiple is None else multiple) * max(survey.worst if survey else 0.0, yardstick)
+    own = family.multiple * max(survey.worst if survey else 0.0, family.worst)
     eager_typical = typical_magnitude(expected) if survey and survey.unreferenced else typical
     wrong, max_error = 0, 0.0
     for e, a, r in _chunks(expected, actual, reference):
         gap = (a - e).abs()
         max_error = max(max_error, _largest(gap))
         if survey is None:
-            good = gap <= rule.fallback * (e.abs() + typical) + info.tiny
+            good = gap <= rule.fallback * (e.abs() + typical) + max(info.tiny, background)
         elif survey.noise:
-            good = (a - r).abs() <= _NOISE_MULTIPLE * survey.largest + info.tiny
+            good = (a - r).abs() <= max(_NOISE_MULTIPLE * survey.largest, background) + info.tiny
         else:
             scale = r.abs() + typical
             good = (a - r).abs() <= scale * (own + rule.floor_eps * info.eps) + info.tiny
@@ -143,7 +158,7 @@ def compare_values(
     return Values(wrong=wrong, total=expected.numel(), max_error=max_error, unreferenced=unreferenced)
 
 
-def _survey(expected: torch.Tensor, reference: torch.Tensor, rule: Tolerance) -> _Survey:
+def _survey(expected: torch.Tensor, reference: torch.Tensor, rule: Tolerance, background: float) -> _Survey:
     typical = typical_magnitude(reference)
     worst = max_expected = max_reference = largest = 0.0
     unreferenced = 0
@@ -154,12 +169,12 @@ def _survey(expected: torch.Tensor, reference: torch.Tensor, rule: Tolerance) ->
         worst = max(worst, _largest(torch.where(followed, error / scale, torch.zeros_like(error))))
         max_expected, max_reference = max(max_expected, _largest(e.abs())), max(max_reference, _largest(r.abs()))
         largest = max(largest, _largest(error))
-    noise = unreferenced > 0 and max_reference < _NOISE_RATIO * max_expected
+    noise = unreferenced > 0 and max_reference < _NOISE_RATIO * max(max_expected, background)
     return _Survey(typical, worst, unreferenced, noise, largest)
 
 
 def typical_magnitude(tensor: torch.Tensor) -> float:
-    """Return the median magnitude of the finite non-zero elements, 0 if there are none (sampled above 2**20)."""
+    """Return the median magnitude of the finite non-zero elements, 0 if there are none (big tensors: of a sample)."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() > _SAMPLE:
         flat = flat[:: flat.numel() // _SAMPLE + 1]

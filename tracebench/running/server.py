@@ -1,4 +1,4 @@
-"""A process with torch already imported, forked once per case: ``python -m tracebench.run.server``.
+"""A process with torch already imported, forked once per case: ``python -m tracebench.running.server``.
 
 Speaks JSON lines: a request is a job's path, the answers are its process id and, when it has ended, its exit code.
 It never initialises an accelerator: a forked process could not use it.
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from tracebench.run.child import die_with_parent, run_and_exit
+from tracebench.running.child import die_with_parent, run_and_exit
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     os.dup2(2, 1)
     import torch
 
-    import tracebench.run.stages  # noqa: F401  (so that forked processes have it)
+    import tracebench.running.stages  # noqa: F401  (so that forked processes have it)
 
     try:
         import torchvision  # noqa: F401

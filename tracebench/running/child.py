@@ -1,6 +1,6 @@
 """The process of one case: sealed off, told by its journal, ended without ceremony.
 
-Also the way a case starts where processes cannot be forked: ``python -m tracebench.run.child JOB``.
+Also the way a case starts where processes cannot be forked: ``python -m tracebench.running.child JOB``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def seal(log: Path) -> None:
 
 def work(job: dict[str, Any]) -> None:
     """Do one job: run a case, or tell what machine this is."""
-    from tracebench.run.journal import Journal, file_writer
+    from tracebench.running.journal import Journal, file_writer
 
     journal = Journal(file_writer(Path(job["journal"])))
     if job["kind"] == "machine":
@@ -60,7 +60,7 @@ def work(job: dict[str, Any]) -> None:
         journal.finish()
         return
     from tracebench.case import Case
-    from tracebench.run.stages import run_case
+    from tracebench.running.stages import run_case
 
     run_case(Case.from_dict(job["case"]), journal)
 

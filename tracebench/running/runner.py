@@ -18,9 +18,9 @@ from typing import Any
 
 from tracebench.case import Case
 from tracebench.record import ErrorInfo, Record
-from tracebench.run import journal
-from tracebench.run.launch import Launcher, ServerDied, kill_group
-from tracebench.run.limits import Limits, out_of_memory_kills, resident_bytes
+from tracebench.running import journal
+from tracebench.running.launch import Launcher, ServerDied, kill_group
+from tracebench.running.limits import Limits, out_of_memory_kills, resident_bytes
 from tracebench.userlocation import is_user_file, short
 
 _POLL_S = 0.02

@@ -78,7 +78,7 @@ class Spawner:
 
     def start(self, job: Path, preload: tuple[str, ...]) -> Running:
         """Start an interpreter for ``job``."""
-        command = [sys.executable, "-m", "tracebench.run.child", str(job)]
+        command = [sys.executable, "-m", "tracebench.running.child", str(job)]
         self._running = _Spawned(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_environment()))
         return self._running
 
@@ -148,7 +148,7 @@ class ForkServer:
 
     def _open(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tracebench.run.server"],
+            [sys.executable, "-m", "tracebench.running.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

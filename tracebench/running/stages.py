@@ -20,7 +20,7 @@ from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.record import CaptureInfo, ErrorInfo
-from tracebench.run.journal import Journal
+from tracebench.running.journal import Journal
 from tracebench.soundness.stage import judge
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import CallError, time_capture

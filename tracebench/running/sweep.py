@@ -14,9 +14,9 @@ from tracebench import environment
 from tracebench.case import Case, key
 from tracebench.errors import RequestError, check_device
 from tracebench.record import Record, load, save
-from tracebench.run.launch import Launcher
-from tracebench.run.limits import Limits
-from tracebench.run.runner import ask_machine, run_case
+from tracebench.running.launch import Launcher
+from tracebench.running.limits import Limits
+from tracebench.running.runner import ask_machine, run_case
 
 #: Which cases run although a record of them exists: none, those that failed, all.
 RERUNS = ("missing", "failed", "all")

@@ -1,0 +1,164 @@
+"""The harness from Python, and what a whole case says about models whose answers are known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tracebench
+from tracebench.errors import RequestError
+from tracebench.frontends import FRONT_ENDS
+
+from .conftest import ROOT
+
+FAST = {"throughput_seconds": 0.2}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+@pytest.mark.parametrize("frontend", FRONT_ENDS)
+def test_a_plain_model_is_right_whole_and_timed(frontend: str) -> None:
+    record = tracebench.run(model(), (torch.randn(3, 4),), frontend, **FAST)
+    assert (record.status, record.error) == ("done", None)
+    assert record.verdict == ("restricted" if frontend == "hook" else "sound")
+    assert record.coverage is not None
+    assert record.coverage.ops == record.coverage.flops == (0.0 if frontend == "eager" else 1.0)
+    assert record.capture is not None
+    assert record.capture.graphs == (0 if frontend == "eager" else 1)
+    assert record.throughput is not None
+    assert record.throughput.speedup.ci_low <= record.throughput.speedup.ratio <= record.throughput.speedup.ci_high
+    assert record.throughput.captured.samples_per_s == pytest.approx(3e3 / record.throughput.captured.median_ms)
+    assert record.throughput.first_call_ms is not None
+
+
+@pytest.mark.parametrize("frontend", FRONT_ENDS)
+def test_training_compares_gradients_and_times_the_backward_pass(frontend: str) -> None:
+    record = tracebench.run(model().train(), (torch.randn(3, 4),), frontend, mode="training", **FAST)
+    assert record.status == "done", record.error
+    assert record.verdict == ("restricted" if frontend == "hook" else "sound")
+    assert record.throughput is not None
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "jit_trace", "fx", "hook"])
+def test_inductor_is_judged_and_timed_for_every_front_end(frontend: str) -> None:
+    record = tracebench.run(model(), (torch.randn(3, 4),), frontend, executor="inductor", **FAST)
+    assert record.status == "done", record.error
+    assert record.verdict == ("restricted" if frontend == "hook" else "sound"), record.probes
+    assert record.throughput is not None
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_a_baked_branch_is_unsound_under_jit_trace_alone() -> None:
+    found = tracebench.compare_frontends(
+        Branch(), (torch.ones(3),), other_inputs=[(-torch.ones(3),)], stages=("soundness",)
+    )
+    assert {record.case["frontend"]: record.verdict for record in found} == {
+        "dynamo": "sound",
+        "jit_trace": "unsound",
+        "fx": "refused",
+        "hook": "restricted",
+    }
+    [probe] = [probe for probe in found[1].probes or () if probe.outcome == "diverge"]
+    assert probe.name == "other0"
+    assert probe.max_error == 2.0
+    assert found[1].capture is not None
+    assert any("TracerWarning" in warning for warning in found[1].capture.warnings)
+    table = str(found)
+    for part in ("unsound", "refused", "other0", "TraceError"):
+        assert part in table
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return x if y is None else x * y
+
+
+def test_a_capture_that_raises_on_its_own_example_is_restricted_and_not_timed() -> None:
+    inputs = {"args": (torch.ones(2),), "kwargs": {}}
+    record = tracebench.run(Doubled(), inputs, "fx", other_inputs=[inputs], **FAST)
+    assert (record.status, record.verdict) == ("done", "restricted")
+    assert record.throughput is None
+    assert record.coverage is None
+    assert any("throughput n/a: the capture raises on the example inputs" in note for note in record.notes)
+
+
+class Grows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 30:
+            raise RuntimeError("the cache is full")
+        return x + self.calls
+
+
+def test_a_model_that_cannot_be_called_for_ever_says_so_instead_of_failing() -> None:
+    record = tracebench.run(Grows(), (torch.ones(2),), "eager", **FAST)
+    assert (record.status, record.verdict) == ("done", "sound")
+    assert record.throughput is None
+    assert any("throughput n/a: eager raises when called repeatedly" in note for note in record.notes)
+
+
+def test_the_model_handed_over_is_left_as_it_was() -> None:
+    own = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    x = torch.randn(3, 4)
+    kept = x.clone()
+    tracebench.run(own, (x,), "jit_trace", stages=("soundness",))
+    assert torch.equal(x, kept)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
+    assert all(parameter.grad is None for parameter in own.parameters())
+
+
+def test_stages_that_are_not_asked_for_do_not_run() -> None:
+    record = tracebench.run(model(), (torch.randn(3, 4),), "fx", stages=("coverage",))
+    assert (record.status, record.verdict, record.probes, record.throughput) == ("done", None, None, None)
+    assert record.coverage is not None
+    assert set(record.stages) == {"load", "reference", "capture", "coverage"}
+
+
+def test_running_out_of_memory_is_no_refusal() -> None:
+    class Hungry(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.empty(2**50) if torch.jit.is_tracing() else x + 1
+
+    record = tracebench.run(Hungry(), (torch.ones(2),), "jit_trace", stages=())
+    assert record.status == "oom"
+    assert record.error is not None
+    assert record.error.stage == "capture"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"frontend": "nope"}, "unknown front end"),
+        ({"speed": 3}, "unknown option 'speed'"),
+        ({"mode": "auto"}, "inference, training"),
+        ({"device": "cuda:99"}, "no device"),
+        ({"dtype": "int8"}, "unknown dtype"),
+        ({"example_inputs": torch.ones(3)}, "tuple of positional arguments"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], part: str) -> None:
+    with pytest.raises(RequestError, match=part):
+        tracebench.run(**{"model": model(), "example_inputs": (torch.randn(3, 4),), **arguments})
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    check = "import sys, tracebench; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

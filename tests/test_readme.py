@@ -1,0 +1,77 @@
+"""What the README says of the code is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tracebench import config
+from tracebench.case import Case, ModelSpec
+from tracebench.frontends import FRONT_ENDS
+from tracebench.status import VERDICTS
+from tracebench.subject import load
+
+from .conftest import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def refresh() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_what_the_reference_records_print() -> None:
+    assert refresh().readme(README) == README, "run: python docs/refresh.py"
+    assert "resnet18" in README
+
+
+def test_the_first_screen_has_sentence_command_table_and_plot() -> None:
+    first = README[: README.index("## A model of your own")]
+    assert "python -m tracebench model=resnet50 frontend=dynamo" in first
+    assert "12 cases:" in first
+    [plot] = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", first)
+    assert (ROOT / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "<!-- test command -->" in script
+    assert re.search(r"<!-- test command -->\n```sh\n.*-m pytest -q\n```", README)
+
+
+def test_the_models_file_in_it_loads(tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(import torch\n.*?)```", README, re.S)
+    path = tmp_path / "mine.py"
+    path.write_text(code, encoding="utf-8")
+    subject = load(Case(ModelSpec("mine", str(path), {"hidden": 64}), "fx", batch_size=16))
+    assert subject.example.args[0].shape == (16, 8)
+    with torch.no_grad():
+        assert subject.model(*subject.example.args).shape == (16, 2)
+
+
+@pytest.mark.parametrize("word", [*FRONT_ENDS, *config.EXECUTORS, *VERDICTS])
+def test_every_word_is_explained(word: str) -> None:
+    assert f"`{word}`" in README
+
+
+def test_hooks_in_it_are_those_the_loader_reads() -> None:
+    loader = (ROOT / "tracebench" / "subject.py").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)", README[README.index("| name | meaning |") :], re.M)
+    for name in named[: named.index("call_context") + 1]:
+        assert f'"{name}"' in loader, name
+
+
+def test_keys_in_it_exist() -> None:
+    for key in re.findall(r"`((?:\w+\.)*\w+)=", README):
+        if not key.startswith(("model.options.", "model.path")):
+            assert key in [*config.valid_keys(key)], key
