@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+# OpenMP threads that spin while they wait make everything ten times slower where another process is busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 _FORM = """

@@ -80,6 +80,19 @@ def test_a_baked_branch_is_unsound_under_jit_trace_alone() -> None:
         assert part in table
 
 
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> object:
+        return {1: x, "text": "not a tensor"}
+
+
+def test_a_refusal_over_an_output_points_to_forward() -> None:
+    record = tracebench.run(Odd(), (torch.ones(2),), "jit_trace", **FAST)
+    assert record.verdict == "refused"
+    assert record.error is not None
+    assert record.error.user_location is not None
+    assert "test_api.py:" in record.error.user_location
+
+
 class Doubled(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         return x if y is None else x * y

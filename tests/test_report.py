@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import records as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +34,8 @@ from tracebench.report import (
 )
 from tracebench.report.__main__ import main
 from tracebench.status import OUTCOMES
+
+from . import records as make
 
 
 def folder_of(records: list[Record], folder: Path) -> Path:

@@ -57,6 +57,7 @@ def describe(device: Any) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "device": str(device),
         "device_name": device_name(device),
     }

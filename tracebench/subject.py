@@ -46,7 +46,7 @@ class Hooks:
     reset: Callable[[nn.Module], None] | None = None
     #: Returns a context manager around call i.
     call_context: Callable[[int], AbstractContextManager[Any]] = lambda i: contextlib.nullcontext()
-    #: Maps (i, output, earlier canonical outputs) to what is compared instead of the output.
+    #: Maps (i, output, earlier outputs) to what is compared instead of the output.
     canonical: Callable[[int, Any, list[Any]], Any] | None = None
 
 
@@ -347,7 +347,8 @@ def _move(inputs: Inputs, device: torch.device, dtype: torch.dtype | None) -> In
     """Move tensors to ``device`` and floating-point ones to ``dtype``; tensors already there keep their identity."""
 
     def move(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
+        # A tensor on the meta device has no data to move; it is there because the author wants it there.
+        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         return leaf.to(device, dtype) if dtype is not None and leaf.is_floating_point() else leaf.to(device)
 

@@ -61,3 +61,11 @@ def caller_location(frame: FrameType | None) -> str | None:
             return short(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def definition(function: object) -> str | None:
+    """Return ``file:line`` where a method or function is defined, or None if that is not user code."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    return short(code.co_filename, code.co_firstlineno)

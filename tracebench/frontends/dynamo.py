@@ -69,12 +69,10 @@ class _Listener(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._events = Events()
-        self._installed = False
 
     def listen(self) -> Events:
         """Return new events, which from now on receive what is heard."""
-        if not self._installed:
-            self._install()
+        self._install()
         from torch._dynamo import callback, utils
 
         # torch._dynamo.reset() has dropped the callback of the capture before.
@@ -85,11 +83,13 @@ class _Listener(logging.Handler):
         return events
 
     def _install(self) -> None:
+        """Listen, also if someone has set up logging anew since the capture before."""
         from torch._dynamo import utils
         from torch._logging._internal import getArtifactLogger
 
         for name in _BREAK_LOGGERS:
             logger = getArtifactLogger(f"torch._dynamo.{name}", "graph_breaks")
+            logger.disabled = False
             if not logger.isEnabledFor(logging.DEBUG):
                 # Nobody asked torch to print these, so they stop here.
                 logger.propagate = False
@@ -97,7 +97,6 @@ class _Listener(logging.Handler):
             logger.addHandler(self)
         # Guards and recompile reasons are read from here; the default keeps the last 64 frames only.
         utils.set_compilation_metrics_limit(100_000)
-        self._installed = True
 
     def _compiled(self) -> None:
         self._events.compilations += 1

@@ -214,14 +214,19 @@ def _check(given_spec: Any, spec: Any, given: tuple[Any, ...], signature: tuple[
         raise GuardError("the arguments have another structure than when the tape was recorded")
     for index, (now, recorded) in enumerate(zip(given, signature, strict=True)):
         if now != recorded:
-            raise GuardError(f"argument {index}: taped for {_describe(recorded)}, called with {_describe(now)}")
+            raise GuardError(f"argument {index}: {_difference(recorded, now)}")
 
 
-def _describe(signature: Any) -> str:
-    if isinstance(signature[0], torch.Size):
-        shape, stride, dtype, device, *_ = signature
-        return f"{str(dtype).removeprefix('torch.')}{list(shape)} (stride {list(stride or ())}, {device})"
-    return f"{signature[1]!r}"
+def _difference(recorded: Any, now: Any) -> str:
+    """Say in what two signatures differ, and no more."""
+    if not (isinstance(recorded[0], torch.Size) and isinstance(now[0], torch.Size)):
+        return f"{recorded[1]!r} on tape, {now[1]!r} now"
+    fields = ("shape", "stride", "dtype", "device", "layout", "requires_grad")
+    for name, before, after in zip(fields, recorded, now, strict=True):
+        if before != after:
+            told = [list(value) if isinstance(value, tuple) else value for value in (before, after)]
+            return f"{name} {told[0]} on tape, {told[1]} now"
+    raise AssertionError("the signatures are equal")
 
 
 def _attribute(model: nn.Module, name: str) -> torch.Tensor:

@@ -184,12 +184,15 @@ def _probes(record: Record) -> str:
     if not found:
         return "the record names no failing probe"
     verb = {"diverge": "differs", "raise": "raises"}
+    # Probes that fail alike are named together.
+    alike: dict[tuple[str, str], list[str]] = {}
+    for probe in found:
+        detail = clip(clean(probe.detail).removeprefix("raises "), 200)
+        alike.setdefault((verb[probe.outcome], detail), []).append(clean(probe.name))
     said = [
-        f"{verb[probe.outcome]} on {clean(probe.name)}"
-        + (f": {clip(clean(probe.detail), 200)}" if probe.detail else "")
-        for probe in found
+        f"{how} on {', '.join(names)}" + (f": {detail}" if detail else "") for (how, detail), names in alike.items()
     ]
-    return some(said, 3, "probe")
+    return some(said, 2, "reason")
 
 
 def _cause(record: Record) -> str:

@@ -35,14 +35,18 @@ def _figure(name: str, top: str, bottom: str, right: bool = True) -> _Shown:
     return _Shown(name, (top, bottom), right, lambda record, naming: COLUMNS[name].cell(record))
 
 
+def _graphs(record: Record) -> str:
+    graphs, breaks = COLUMNS["graphs"].cell(record), COLUMNS["graph_breaks"].cell(record)
+    return graphs if graphs == breaks and record.capture is None else f"{graphs} ({breaks})"
+
+
 _COLUMNS = (
     _Shown("model", ("", "model"), False, lambda record, naming: naming.row(record)),
     _Shown("frontend", ("", "front end"), False, lambda record, naming: naming.column(record)),
     _Shown("outcome", ("", "verdict"), False, lambda record, naming: facts.word(record).name),
     _figure("op_coverage", "op", "%"),
     _figure("flop_coverage", "FLOP", "%"),
-    _figure("graphs", "", "graphs"),
-    _figure("graph_breaks", "", "breaks"),
+    _Shown("graphs", ("graphs", "(breaks)"), True, lambda record, naming: _graphs(record)),
     _figure("speedup", "speedup", "[95 % interval]", right=False),
     _figure("eager_ms", "eager", "ms"),
     _figure("captured_ms", "captured", "ms"),
@@ -51,7 +55,6 @@ _COLUMNS = (
 _LEFT_OUT = (
     (),
     ("eager_ms", "captured_ms"),
-    ("graph_breaks",),
     ("graphs",),
     ("flop_coverage",),
     ("op_coverage",),

@@ -210,9 +210,15 @@ def _read_lines(stream: Any, answers: queue.SimpleQueue[dict[str, Any] | None]) 
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with the package importable also where it is not installed."""
+    """The environment of a case: this process's, but for what must be set before torch is loaded."""
+    environment = dict(os.environ)
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(environment):
+        # OpenMP threads that spin while they wait take the processor from the thread they wait for wherever another
+        # process, or another guest of the host, is busy: calls seen to take ten times as long.
+        environment["OMP_WAIT_POLICY"] = "passive"
     home = Path(__file__).resolve().parents[2]
-    if str(home) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return dict(os.environ)
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else str(home)}
+    if str(home) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        # The package lies in a checkout, which need not be installed.
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{home}{os.pathsep}{path}" if path else str(home)
+    return environment

@@ -24,7 +24,7 @@ from tracebench.running.journal import Journal
 from tracebench.soundness.stage import judge
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import CallError, time_capture
-from tracebench.userlocation import user_location
+from tracebench.userlocation import definition, user_location
 
 
 def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> None:
@@ -150,7 +150,11 @@ def _capture(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return None, describe_error("capture", error), None
+            refusal = describe_error("capture", error)
+            if refusal.user_location is None:
+                # Raised outside the model's code, over what its forward takes or returns.
+                refusal = dataclasses.replace(refusal, user_location=definition(model.forward))
+            return None, refusal, None
         if not lazy:
             try:
                 _call(subject, made, again)

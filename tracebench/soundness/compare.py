@@ -78,13 +78,14 @@ def compare(
     *,
     path: str = "",
     requires_grad: bool = True,
-    strides: bool = False,
+    strides: bool | None = False,
     family: Family | None = None,
     judge_values: bool = True,
 ) -> Comparison:
     """Compare ``actual`` with ``expected``; ``reference`` is ``expected`` computed in float64, None without.
 
-    ``requires_grad`` and ``strides`` say whether a difference in these counts. Paths start with ``path``.
+    ``requires_grad`` and ``strides`` say whether a difference in these counts; strides that do not are noted, or
+    with None ignored. Paths start with ``path``.
     ``family`` is that of ``tolerance.compare_values``. Without ``judge_values`` floating-point
     values that are not the same to the bit are only reported as ``inexact``, but for NaN and infinity.
     """
@@ -157,7 +158,7 @@ class _Walk:
     """One comparison under way."""
 
     check_requires_grad: bool
-    check_strides: bool
+    check_strides: bool | None
     family: Family | None
     judge_values: bool
     differences: list[Difference] = field(default_factory=list)
@@ -298,7 +299,7 @@ class _Walk:
                 self._differ(path, "value", f"{wrong} of {e.numel()} elements differ{largest}")
 
     def _strides(self, expected: TensorLeaf, actual: TensorLeaf, path: str) -> None:
-        if expected.stride is None or actual.stride is None or expected.value.numel() < 2:
+        if self.check_strides is None or expected.stride is None or actual.stride is None or expected.value.numel() < 2:
             return
         # The stride of a dimension of size one means nothing.
         wanted, found = (

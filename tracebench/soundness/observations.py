@@ -100,7 +100,13 @@ def _states(expected: State, actual: State, reference: State | None, judged: boo
                 after = reference.get(name, torch.float64) if expected.get(name).is_floating_point() else None
             parts.append(
                 compare(
-                    expected.get(name), actual.get(name), after, path=name, requires_grad=False, judge_values=judged
+                    expected.get(name),
+                    actual.get(name),
+                    after,
+                    path=name,
+                    requires_grad=False,
+                    strides=None,
+                    judge_values=judged,
                 )
             )
     return merge(parts)
@@ -156,6 +162,7 @@ def _gradients(expected: Gradients, actual: Gradients, reference: Gradients, jud
                     after,
                     path=name,
                     requires_grad=False,
+                    strides=None,
                     family=family,
                     judge_values=judged,
                 )

@@ -24,6 +24,9 @@ from tracebench.soundness.state import adopt, restore_pristine
 from tracebench.soundness.structure import to_tree
 from tracebench.subject import Subject
 
+#: How many notes on values and strides a judgement carries; the rest are counted.
+_NOTES = 12
+
 CaptureFn = Callable[[nn.Module, Inputs], Capture]
 
 
@@ -126,7 +129,11 @@ def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
                 out_of_step = call.name
 
     _refine(subject, calls, findings, notes)
-    probes = tuple(_probe(finding, notes) for finding in findings) + planned.skipped
+    said: dict[str, list[str]] = {}
+    probes = tuple(_probe(finding, said) for finding in findings) + planned.skipped
+    notes += [f"{note} (in {', '.join(names)})" for note, names in list(said.items())[:_NOTES]]
+    if len(said) > _NOTES:
+        notes.append(f"and {len(said) - _NOTES} more notes like these")
     verdict = verdict_of(probes)
     if verdict is None:
         notes.append("no verdict: not one probe applies")
@@ -227,7 +234,7 @@ def _refine(subject: Subject, calls: Sequence[Call], findings: list[_Finding], n
         notes.append(f"the model does not run in float64 ({failed}); fallback tolerances where values differ")
 
 
-def _probe(finding: _Finding, notes: list[str]) -> Probe:
+def _probe(finding: _Finding, said_of: dict[str, list[str]]) -> Probe:
     if finding.probe is not None:
         return finding.probe
     assert finding.aspects is not None
@@ -246,7 +253,8 @@ def _probe(finding: _Finding, notes: list[str]) -> Probe:
     outcome = "diverge" if said else "match"
     said += untold
     total = merge(counted.values())
-    notes += [f"{finding.call.name}: {note}" for note in total.notes]
+    for note in total.notes:
+        said_of.setdefault(note, []).append(finding.call.name)
     return replace(Probe(finding.call.name, outcome, ". ".join(said)), max_error=total.max_error, bitwise=total.bitwise)
 
 
