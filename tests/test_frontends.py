@@ -11,7 +11,7 @@ from torch import nn
 from tracebench.errors import RequestError
 from tracebench.executors import make_executor
 from tracebench.frontends import FRONT_ENDS, make_front_end
-from tracebench.frontends.base import Capture, Inputs
+from tracebench.frontends.base import Capture, Inputs, describe_constant
 from tracebench.frontends.dynamo import parse_graph_break
 from tracebench.frontends.hook import GuardError, UntapeableError
 
@@ -263,6 +263,12 @@ def test_hook_replays_a_literal_anew_and_reports_it() -> None:
     assert constant.shape == (2,)
     assert constant.location is not None
     assert "test_frontends.py:" in constant.location
+
+
+def test_a_ragged_constant_is_described() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert describe_constant("c", ragged).shape == (2, -1)
+    assert describe_constant("c", torch.ones(2, 3)).shape == (2, 3)
 
 
 class Odd(nn.Module):

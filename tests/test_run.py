@@ -58,7 +58,7 @@ def test_a_sweep_with_every_kind_of_bad_model(model_file: ModelFile, tracebench:
     paths = [model_file(name, body) for name, (body, *_) in BAD_MODELS.items()] + [model_file("good")]
     done = tracebench(
         "-m", "model=file", f"model.path={','.join(map(str, paths))}", "frontend=fx", "stages=[soundness]",
-        "limits.seconds=4", "limits.memory_gb=2", "name=bad",
+        "limits.seconds=6", "limits.memory_gb=1", "name=bad",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import fx, nn
 
 from tracebench.record import Constant, GraphBreak
@@ -92,3 +93,9 @@ class FrontEnd(Protocol):
 def count_nodes(graph: fx.Graph) -> int:
     """Return how many nodes of ``graph`` compute something."""
     return sum(node.op in ("call_function", "call_method", "call_module") for node in graph.nodes)
+
+
+def describe_constant(name: str, value: torch.Tensor, location: str | None = None) -> Constant:
+    """Return the record's form of a tensor that was baked into a graph; a ragged dimension has size -1."""
+    shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    return Constant(name, shape, str(value.dtype).removeprefix("torch."), location)

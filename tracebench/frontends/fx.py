@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
 from tracebench.record import Constant
 
 
@@ -36,8 +36,4 @@ def _constants(graph: torch.fx.GraphModule) -> list[Constant]:
     """Tensors made during tracing, which the tracer keeps as ``_tensor_constantN`` attributes."""
     names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     found = {name: getattr(graph, name) for name in sorted(names) if name.startswith("_tensor_constant")}
-    return [
-        Constant(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
-        for name, value in found.items()
-        if isinstance(value, torch.Tensor)
-    ]
+    return [describe_constant(name, value) for name, value in found.items() if isinstance(value, torch.Tensor)]

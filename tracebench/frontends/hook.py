@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
 from tracebench.record import Constant
 from tracebench.userlocation import caller_location
 
@@ -168,10 +168,7 @@ class _Tape(TorchDispatchMode):
             if name is None:
                 name = f"_constant_{len(self._baked)}"
                 self._baked[name] = value
-                where = caller_location(sys._getframe(1))
-                self.constants.append(
-                    Constant(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), where)
-                )
+                self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
             self._note(value, self._graph.get_attr(name))
         return self._nodes[id(value)]
 
