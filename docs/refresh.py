@@ -1,34 +1,48 @@
-"""Brings what README.md shows of a run up to date with the records of ``results/reference-cpu``."""
+"""Brings what README.md shows of runs up to date with the records of ``results/reference-*``."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from tracebench.record import Record
 from tracebench.report import load_records, render_table
 from tracebench.report.plots import PLOTS, png
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT / "results" / "reference-cpu"
-_BLOCK = re.compile(r"(<!-- table of results/reference-cpu -->\n```text\n)(.*?)(```\n)", re.S)
+_BLOCK = re.compile(r"(<!-- table of results/(?P<name>[\w-]+)(?P<short>, short)? -->\n```text\n).*?(```\n)", re.S)
+
+
+def records_of(name: str) -> list[Record]:
+    """Return the records of a reference run."""
+    records, problems = load_records(ROOT / "results" / name)
+    if problems:
+        raise SystemExit("\n".join(problems))
+    return records
 
 
 def readme(text: str) -> str:
-    """Return the README's text with the table that the reference records give."""
-    records, problems = load_records(REFERENCE)
-    if problems:
-        raise SystemExit("\n".join(problems))
-    table = render_table(records, width=100)
-    return _BLOCK.sub(lambda found: found[1] + table.rstrip("\n") + "\n" + found[3], text)
+    """Return the README's text with the tables that the reference records give.
+
+    A short table is the printed one without what stands below it, but for the closing count of cases.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        printed = render_table(records_of(found["name"]), width=100)
+        if found["short"]:
+            blocks = printed.split("\n\n")
+            printed = "\n\n".join([*blocks[:2], blocks[-1]])
+        return found[1] + printed.rstrip("\n") + "\n" + found[4]
+
+    return _BLOCK.sub(table, text)
 
 
 def main() -> None:
     """Write README.md and the plot it shows."""
     path = ROOT / "README.md"
     path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
-    records, _ = load_records(REFERENCE)
     draw, _ = PLOTS["verdicts"]
-    figure = draw(records)
+    figure = draw(records_of("reference-cpu"))
     assert figure is not None
     (ROOT / "docs" / "verdicts.png").write_bytes(png(figure))
 

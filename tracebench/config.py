@@ -108,7 +108,7 @@ class ExecutorConfig:
 class ThroughputConfig:
     """How speed is measured."""
 
-    seconds: float = _key(5.0, "measuring budget of a case; less is used when the interval is tight")
+    seconds: float = _key(10.0, "measuring budget of a case; less is used when the interval is tight")
 
 
 @dataclass

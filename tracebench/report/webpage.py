@@ -23,7 +23,7 @@ _STYLE = """
   :root { --ink: #e6edf3; --faint: #9198a1; --line: #3d444d; --page: #0d1117; --soft: #151b23 }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
-  max-width: 70rem; padding: 0 1rem }
+  max-width: 76rem; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem } h3 { font-size: 1rem }
 p { margin: .4rem 0 } .faint { color: var(--faint) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
@@ -34,7 +34,7 @@ figure { margin: 1.2rem 0 } img { max-width: 100%; background: #fff; border-radi
 figcaption { color: var(--faint) } li { margin: .2rem 0; overflow-wrap: anywhere }
 details { border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0; padding: .4rem .8rem }
 summary { cursor: pointer } pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem;
-  border-radius: .3rem } td { overflow-wrap: anywhere }
+  border-radius: .3rem } td { overflow-wrap: anywhere } .cases td { overflow-wrap: normal }
 """
 _TABLE = (
     "op_coverage",
@@ -135,7 +135,7 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
     marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1; 95 % intervals"
     meanings = [name for name in OUTCOMES if any(facts.word(record).name == name for record in records)]
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
-    table = f'<div class="scroll"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
+    table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
     return f'{table}<p class="faint">{marks}</p><ul class="faint">{legend}</ul>'
 
 
