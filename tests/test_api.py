@@ -126,6 +126,27 @@ def test_a_model_that_cannot_be_called_for_ever_says_so_instead_of_failing() -> 
     assert any("throughput n/a: eager raises when called repeatedly" in note for note in record.notes)
 
 
+class Moody(nn.Module):
+    """Refuses to be traced from the second time on."""
+
+    traced = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, torch.fx.Proxy):
+            Moody.traced += 1
+            if Moody.traced > 1:
+                raise TypeError("not today")
+        return x + 1
+
+
+def test_a_refusal_that_comes_later_is_a_refusal() -> None:
+    record = tracebench.run(Moody(), (torch.ones(2),), "fx", **FAST)
+    assert (record.status, record.verdict) == ("done", "refused")
+    assert record.error is not None
+    assert (record.error.type, record.error.message, record.error.stage) == ("TypeError", "not today", "soundness")
+    assert any("refused it the next time" in note for note in record.notes)
+
+
 def test_the_model_handed_over_is_left_as_it_was() -> None:
     own = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}

@@ -100,6 +100,7 @@ def example_inputs(): return (torch.ones(2, 3),)
         (GOOD + "def example_inputs(): raise KeyError('x')", {}, "example_inputs() failed: KeyError"),
         (GOOD + "def other_inputs(): return 4", {}, "other_inputs() returned int"),
         (GOOD + "MODE = 'teaching'", {}, "MODE is 'teaching'"),
+        (GOOD + "EXPECT = {'fx': 'sond'}", {}, "unknown outcome in EXPECT"),
         (GOOD, {"batch_size": 3}, "takes no batch_size"),
         (GOOD, {"options": {"width": 3}}, "has no option 'width'"),
     ],
@@ -290,7 +291,15 @@ def record(status: str, verdict: str | None = None, error: str | None = None) ->
 )
 def test_exit_codes(records: list[Record], fail_on: set[str], code: int) -> None:
     assert exit_code(records, [], fail_on) == code
+    assert exit_code(records, [], {*fail_on, "unexpected"}) == code
     assert exit_code(records, ["the table could not be written"], fail_on) == max(code, 1)
+
+
+def test_what_a_model_file_does_not_expect_can_fail_a_run() -> None:
+    found = dataclasses.replace(record("done", "unsound"), expected=("sound", "refused"))
+    assert exit_code([found], [], set()) == 0
+    assert exit_code([found], [], {"unexpected"}) == 1
+    assert exit_code([dataclasses.replace(found, expected=("unsound",))], [], {"unexpected"}) == 0
 
 
 def test_unknown_choice_lists_close_ones_first() -> None:

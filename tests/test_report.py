@@ -622,3 +622,25 @@ def test_a_failing_plot_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.M
     assert report.problems == [f"{folder / 'plots' / 'speedup.png'} not made: ZeroDivisionError: no good"]
     assert {path.name for path in report.paths} == {"summary.csv", "verdicts.png", "coverage.png", "report.html"}
     assert "no good" in (folder / "report.html").read_text()
+
+
+def test_what_a_model_file_expects_is_held_against_what_was_found() -> None:
+    expected = [
+        ("dynamo", "sound", ("sound",)),
+        ("fx", "unsound", ("refused", "unsound")),
+        ("hook", "unsound", ("sound",)),
+    ]
+    records = [
+        dataclasses.replace(make.record("pitfall", front_end, verdict), expected=words)
+        for front_end, verdict, words in expected
+    ]
+    table = render_table(records)
+    assert "hook on pitfall: unsound, but its file expects sound" in table
+    for line in (
+        "dynamo: agreement 1/1; silently wrong on 0 of 1",
+        "fx: agreement 1/1; silently wrong on 1 of 1",
+        "hook: agreement 0/1; silently wrong on 1 of 1",
+    ):
+        assert line in table
+        assert line in webpage.page(records, "page")
+    assert "agreement" not in render_table([make.record("plain", "fx", "sound")])

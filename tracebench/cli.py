@@ -22,7 +22,7 @@ from tracebench.helptext import choices, help_page
 from tracebench.record import Record
 from tracebench.running.launch import ServerDied, make_launcher
 from tracebench.running.sweep import Step, run_sweep
-from tracebench.status import outcome
+from tracebench.status import as_expected, outcome
 
 _HELP_HINT = "See python -m tracebench --help."
 #: Configurations composed so far. Hydra's jobs only collect: a request is checked as a whole before any of it runs.
@@ -78,6 +78,8 @@ def exit_code(records: list[Record], problems: list[str], fail_on: set[str]) -> 
     if any(map(_is_bad_request, records)):
         return 2
     outcomes = {outcome(record.status, record.verdict) for record in records}
+    if any(as_expected(record.status, record.verdict, record.expected) is False for record in records):
+        outcomes.add("unexpected")
     failed = any(record.status != "done" for record in records)
     return 1 if failed or problems or outcomes & fail_on else 0
 

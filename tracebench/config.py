@@ -26,7 +26,7 @@ from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
 
 MODES = ("auto", "inference", "training")
 #: Words that fail_on= takes.
-FAIL_ON = (*VERDICTS, *(status for status in STATUSES if status != "done"))
+FAIL_ON = (*VERDICTS, *(status for status in STATUSES if status != "done"), "unexpected")
 
 
 def _key(default: Any, text: str) -> Any:

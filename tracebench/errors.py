@@ -1,4 +1,4 @@
-"""A request that makes no sense: what was wrong, the valid choices, and what to run next."""
+"""Errors that mean something to the harness: a request that makes no sense, a capture or a call that fails."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Iterable
 
 class RequestError(ValueError):
     """Bad input from a user. Printed without a traceback; the process ends with exit code 2."""
+
+
+class CaptureError(RuntimeError):
+    """A front end refused; its own error is the cause."""
+
+
+class CallError(RuntimeError):
+    """Eager or a capture raised when a stage called it; says which, and the cause is what it raised."""
 
 
 def unknown_choice(what: str, given: str, choices: Iterable[str], hint: str = "") -> RequestError:

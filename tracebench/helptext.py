@@ -41,6 +41,11 @@ def help_page() -> str:
     parts = [_INTRO, "CHOICES (GROUP=NAME)"]
     parts.append("  model: what is captured")
     parts += [_entry(name, _summary(name)) for name in choices("model")]
+    if pitfalls := choices("model/pitfalls"):
+        told = (
+            f"{len(pitfalls)} small models that each show one pitfall of graph capture; all: 'model=glob(pitfalls/*)'"
+        )
+        parts.append(_entry("pitfalls/NAME", told))
     parts.append("  frontend: what captures it")
     parts += [_entry(name, _first_line(schema)) for name, schema in config.FRONT_END_SCHEMAS.items()]
     parts.append("  executor: what runs the captured graphs")

@@ -194,6 +194,8 @@ class Record:
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None
+    #: The outcomes that the model's file says this front end should have; null where it says nothing.
+    expected: tuple[str, ...] | None = None
     #: Seconds spent in each stage that ended or began.
     stages: dict[str, float] = field(default_factory=dict)
     #: Things worth saying that belong to no single figure.

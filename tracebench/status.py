@@ -55,3 +55,9 @@ def outcome(status: str, verdict: str | None) -> str:
     if status != "done":
         return status
     return verdict or "no verdict"
+
+
+def as_expected(status: str, verdict: str | None, expected: tuple[str, ...] | None) -> bool | None:
+    """Return whether a case ended as its model's file expects; None where that says nothing or nothing was judged."""
+    word = outcome(status, verdict)
+    return None if expected is None or word == "no verdict" else word in expected

@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch import nn
 from tracebench.case import DTYPES, Case
 from tracebench.errors import RequestError, check_device, unknown_choice
 from tracebench.frontends.base import Inputs
+from tracebench.status import OUTCOMES
 
 _FORM = (
     "A model file defines make_model() -> nn.Module and example_inputs() -> tuple "
@@ -76,6 +77,8 @@ class Subject:
     batch_size: int | None = None
     hooks: Hooks = field(default_factory=Hooks)
     check_strides: bool = False
+    #: Front end -> the outcomes that the model's file expects (``EXPECT``); empty where it says nothing.
+    expect: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -230,6 +233,7 @@ def load(case: Case) -> Subject:
             canonical=getattr(module, "canonical", None),
         ),
         check_strides=bool(getattr(module, "CHECK_STRIDES", False)),
+        expect=_expectations(module),
     )
 
 
@@ -324,6 +328,21 @@ def _check_options(case: Case, functions: list[Callable[..., Any]]) -> None:
                 ", ".join(f"model.options.{name}" for name in sorted(known)) or "none; its functions take no parameters"
             )
             raise RequestError(f"model {case.model.name!r} has no option {option!r}. Valid choices: {valid}.")
+
+
+def _expectations(module: ModuleType) -> dict[str, tuple[str, ...]]:
+    """Read ``EXPECT``: for a front end one outcome, or several that are all right.
+
+    Raises:
+        RequestError: a word that is no outcome.
+    """
+    found = {}
+    for front_end, words in getattr(module, "EXPECT", {}).items():
+        found[front_end] = (words,) if isinstance(words, str) else tuple(words)
+        for word in found[front_end]:
+            if word not in OUTCOMES:
+                raise unknown_choice(f"outcome in EXPECT of {module.__file__}", str(word), OUTCOMES)
+    return found
 
 
 def _call_user(module: ModuleType, name: str, options: dict[str, Any]) -> Any:

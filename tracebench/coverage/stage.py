@@ -9,6 +9,7 @@ from torch import nn
 from torch.jit._fuser import optimized_execution
 
 from tracebench.coverage.recorder import Tally, record, supports_recording
+from tracebench.errors import CallError
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.record import CoverageInfo, OutsideOp
 from tracebench.subject import Subject, seed_everything
@@ -21,12 +22,13 @@ def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture]) -> 
     Both count the forward pass of the second call on the example inputs: the first may still compile.
 
     Raises:
-        Exception: whatever the capture or a call of it raises.
+        CaptureError: the front end refuses this time.
+        CallError: eager or the capture raises.
     """
     if not supports_recording():
         return CoverageInfo(None, None, note="this torch lets no recorder see compiled code")
-    eager = _second_call(subject, lambda model, inputs: model)
-    captured = _second_call(subject, lambda model, inputs: capture(model, inputs).call)
+    eager = _second_call(subject, "eager", lambda model, inputs: model)
+    captured = _second_call(subject, "the capture", lambda model, inputs: capture(model, inputs).call)
     return summarise(eager, captured)
 
 
@@ -57,17 +59,19 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _second_call(subject: Subject, prepare: Callable[[nn.Module, Inputs], Callable[..., Any]]) -> Tally:
+def _second_call(subject: Subject, who: str, prepare: Callable[[nn.Module, Inputs], Callable[..., Any]]) -> Tally:
     model = subject.fresh_model()
     # Without the optimising executor TorchScript dispatches each op; fused groups would be invisible.
     with subject.grad_mode(), optimized_execution(False):
         call = prepare(model, subject.fresh_inputs())
 
-        def once() -> Callable[[], Any]:
+        def bound() -> Callable[[], Any]:
             inputs = subject.fresh_inputs()
             seed_everything(subject.seed)
             return lambda: call(*inputs.args, **inputs.kwargs)
 
-        once()()
-        second = once()
-        return record(second)
+        try:
+            bound()()
+            return record(bound())
+        except Exception as error:
+            raise CallError(f"{who} raises while its ops are recorded: {type(error).__name__}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from tracebench.record import GraphBreak, Probe, Record
 from tracebench.report.text import clean, clip, plural, some
-from tracebench.status import OUTCOMES, Word, outcome
+from tracebench.status import OUTCOMES, Word, as_expected, outcome
 
 #: Front ends in the order they are shown; others follow by name.
 FRONTENDS = ("dynamo", "jit_trace", "fx", "hook", "eager")
@@ -297,3 +297,34 @@ def counts(records: Sequence[Record]) -> str:
     seen = Counter(word(record).name for record in records)
     listed = [*(name for name in OUTCOMES if name in seen), *(name for name in seen if name not in OUTCOMES)]
     return f"{plural(len(records), 'case')}: {', '.join(f'{seen[name]} {name}' for name in listed)}"
+
+
+def surprises(records: Sequence[Record], naming: Names) -> list[str]:
+    """Return, for each case that did not end as its model's file expects, what was found and what was expected."""
+    return [
+        f"{naming.full(record)}: {word(record).name}, but its file expects {' or '.join(record.expected or ())}"
+        for record in records
+        if as_expected(record.status, record.verdict, record.expected) is False
+    ]
+
+
+def means(records: Sequence[Record]) -> list[str]:
+    """Return the geometric means with their counts: failures are counted, never averaged."""
+    return [
+        f"{mean.group}: {mean.value:.2f}x ({mean.used} of {mean.total} cases: sound or restricted, and timed)"
+        for mean in geometric_means(records)
+    ]
+
+
+def agreement(records: Sequence[Record]) -> list[str]:
+    """Return per front end how many cases ended as their files expect, and how many of these are silently wrong."""
+    judged: dict[str, list[Record]] = {}
+    for record in records:
+        if as_expected(record.status, record.verdict, record.expected) is not None:
+            judged.setdefault(clean(record.case.get("frontend") or ""), []).append(record)
+    lines = []
+    for front_end, found in judged.items():
+        right = sum(as_expected(r.status, r.verdict, r.expected) is True for r in found)
+        wrong = sum(record.verdict == "unsound" for record in found)
+        lines.append(f"{front_end}: agreement {right}/{len(found)}; silently wrong on {wrong} of {len(found)}")
+    return lines

@@ -86,7 +86,9 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
         _list("why", [f"{naming.full(item)}: {reason}" for item in records if (reason := facts.why(item))], width),
         _list("notes", _notes(records, naming), width),
         _list("timing warnings", _timing(records, naming), width),
-        _list("geometric mean speedup", _means(records), width),
+        _list("unexpected", facts.surprises(records, naming), width),
+        _list("agreement with what the model files expect", facts.agreement(records), width),
+        _list("geometric mean speedup", facts.means(records), width),
         wrap(facts.counts(records), width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -210,11 +212,3 @@ def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:
 def _timing(records: Sequence[Record], naming: facts.Names) -> list[str]:
     said = ((record, [clean(item) for item in facts.timing_warnings(record)]) for record in records)
     return [f"{naming.full(record)}: {some(items, 3, 'warning')}" for record, items in said if items]
-
-
-def _means(records: Sequence[Record]) -> list[str]:
-    """Return the means with their counts: failures are counted, never averaged."""
-    return [
-        f"{mean.group}: {mean.value:.2f}x ({mean.used} of {mean.total} cases: sound or restricted, and timed)"
-        for mean in facts.geometric_means(records)
-    ]

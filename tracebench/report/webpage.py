@@ -78,7 +78,9 @@ def page(
         _section("Problems with this report", _bullets(problems)),
         _section("Cases", _cases(records, naming)),
         _section("Why", _bullets(reasons)),
-        _section("Geometric mean speedup", _means(records)),
+        _section("Unexpected", _bullets(facts.surprises(records, naming))),
+        _section("Agreement with what the model files expect", _bullets(facts.agreement(records))),
+        _section("Geometric mean speedup", _bullets(facts.means(records))),
         _section("Plots", "".join(_plot(name, *plot) for name, plot in (plots or {}).items())),
         _section("Notes", _bullets(facts.shared_notes(records, naming))),
         _section("Each case in full", "".join(_details(record, naming) for record in records)),
@@ -137,13 +139,6 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
     table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
     return f'{table}<p class="faint">{marks}</p><ul class="faint">{legend}</ul>'
-
-
-def _means(records: Sequence[Record]) -> str:
-    return _bullets(
-        f"{mean.group}: {mean.value:.2f}x ({mean.used} of {mean.total} cases: sound or restricted, and timed)"
-        for mean in facts.geometric_means(records)
-    )
 
 
 def _plot(name: str, picture: bytes, caption: str) -> str:

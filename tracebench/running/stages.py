@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -15,15 +16,15 @@ from tracebench import environment
 from tracebench import subject as subjects
 from tracebench.case import Case
 from tracebench.coverage.stage import cover, refused_coverage
-from tracebench.errors import RequestError
+from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
-from tracebench.frontends.base import Capture, Inputs
+from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.record import CaptureInfo, ErrorInfo
 from tracebench.running.journal import Journal
-from tracebench.soundness.stage import judge
+from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.subject import Subject, seed_everything
-from tracebench.throughput.stage import CallError, time_capture
+from tracebench.throughput.stage import time_capture
 from tracebench.userlocation import definition, user_location
 
 
@@ -50,66 +51,77 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
     with journal.stage("load"):
         subject = subject or subjects.load(case)
         case = _resolved(case, subject)
-        journal.put(case=case.describe(), environment=environment.describe(subject.device))
+        expected = subject.expect.get(case.frontend)
+        journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
         front_end = make_front_end(case.frontend, case.frontend_options)
         make_executor(case.executor, for_verdict=False)
 
     with journal.stage("reference"):
         _reference(subject)
 
-    # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
-    lazy = front_end.lazy or case.executor != "replay"
-
-    def capture(model: nn.Module, inputs: Inputs, *, executor: str, marked: bool, for_verdict: bool) -> Capture:
-        runner = make_executor(executor, for_verdict=for_verdict)
-        made: Capture = front_end.capture(model, inputs, runner, marked=marked)
-        return dataclasses.replace(made, compilations=lambda: made.events.compilations + runner.compilations)
+    def captures(executor: str = case.executor, *, marked: bool = False, for_verdict: bool = False) -> CaptureFn:
+        return _capturer(front_end, executor, marked=marked, for_verdict=for_verdict)
 
     with journal.stage("capture"):
-        info, refusal, first_call = _capture(
-            subject, lazy, lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=False)
-        )
+        # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
+        lazy = front_end.lazy or case.executor != "replay"
+        info, refusal, first_call = _capture(subject, lazy, captures())
         if info is not None:
             journal.put(capture=info)
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
         return
-    if first_call is not None:
-        journal.note(f"the capture raises on the example inputs: {first_call}")
-
     journal.put(status="done")
+
     if "soundness" in case.stages:
         with journal.stage("soundness"):
-            found = judge(subject, lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=True))
+            try:
+                found = judge(subject, captures(for_verdict=True))
+            except CaptureError as error:
+                if is_out_of_memory(error):
+                    raise
+                journal.note("the front end captured the model once and refused it the next time")
+                refusal = _refusal(error, subject.model, "soundness")
+                journal.put(verdict="refused", error=refusal, coverage=refused_coverage())
+                return
             journal.put(verdict=found.verdict, probes=found.probes)
             for text in found.notes:
                 journal.note(text)
-    for stage in ("coverage", "throughput"):
-        if stage not in case.stages:
-            continue
-        if first_call is not None:
-            journal.note(f"{stage} n/a: the capture raises on the example inputs")
-            continue
-        with journal.stage(stage):
-            if stage == "coverage":
-                journal.put(
-                    coverage=cover(
-                        subject, lambda m, i: capture(m, i, executor="replay", marked=True, for_verdict=False)
-                    )
-                )
-                continue
-            try:
-                journal.put(
-                    throughput=time_capture(
-                        subject,
-                        lambda m, i: capture(m, i, executor=case.executor, marked=False, for_verdict=False),
-                        seconds=float(case.throughput["seconds"]),
-                    )
-                )
-            except CallError as error:
-                if is_out_of_memory(error):
-                    raise
-                journal.note(f"throughput n/a: {error}")
+    if first_call is not None:
+        journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
+        return
+    if "coverage" in case.stages:
+        with journal.stage("coverage"), _told(journal, "coverage"):
+            journal.put(coverage=cover(subject, captures("replay", marked=True)))
+    if "throughput" in case.stages:
+        with journal.stage("throughput"), _told(journal, "throughput"):
+            seconds = float(case.throughput["seconds"])
+            journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
+
+
+def _capturer(front_end: FrontEnd, executor: str, *, marked: bool, for_verdict: bool) -> CaptureFn:
+    """Bind a front end to an executor; what it raises comes as ``CaptureError``."""
+
+    def capture(model: nn.Module, inputs: Inputs) -> Capture:
+        runner = make_executor(executor, for_verdict=for_verdict)
+        try:
+            made = front_end.capture(model, inputs, runner, marked=marked)
+        except Exception as error:
+            raise CaptureError(f"{type(error).__name__}: {error}") from error
+        return dataclasses.replace(made, compilations=lambda: made.events.compilations + runner.compilations)
+
+    return capture
+
+
+@contextlib.contextmanager
+def _told(journal: Journal, stage: str) -> Iterator[None]:
+    """Note that a figure could not be had because eager or the capture does not stand being called so often."""
+    try:
+        yield
+    except (CallError, CaptureError) as error:
+        if is_out_of_memory(error):
+            raise
+        journal.note(f"{stage} n/a: {_first_line(error)}")
 
 
 def _resolved(case: Case, subject: Subject) -> Case:
@@ -133,7 +145,7 @@ def _reference(subject: Subject) -> None:
 
 
 def _capture(
-    subject: Subject, lazy: bool, capture: Callable[[nn.Module, Inputs], Capture]
+    subject: Subject, lazy: bool, capture: CaptureFn
 ) -> tuple[CaptureInfo | None, ErrorInfo | None, str | None]:
     """Return the events of capturing, or why it was refused, and what a first call of the capture raised."""
     model, inputs, again = subject.fresh_model(), subject.fresh_inputs(), subject.fresh_inputs()
@@ -150,11 +162,7 @@ def _capture(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            refusal = describe_error("capture", error)
-            if refusal.user_location is None:
-                # Raised outside the model's code, over what its forward takes or returns.
-                refusal = dataclasses.replace(refusal, user_location=definition(model.forward))
-            return None, refusal, None
+            return None, _refusal(error, model, "capture"), None
         if not lazy:
             try:
                 _call(subject, made, again)
@@ -175,6 +183,15 @@ def _capture(
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
     )
     return info, None, first_call
+
+
+def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:
+    cause = error.__cause__ if isinstance(error, CaptureError) and error.__cause__ is not None else error
+    told = describe_error(stage, cause)
+    if told.user_location is None:
+        # Raised outside the model's code, over what its forward takes or returns.
+        told = dataclasses.replace(told, user_location=definition(model.forward))
+    return told
 
 
 def _call(subject: Subject, capture: Capture, inputs: Inputs) -> None:

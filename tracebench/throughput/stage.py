@@ -11,15 +11,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tracebench.errors import CallError
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.record import ThroughputInfo
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.clock import clock_for
 from tracebench.throughput.measure import break_even_calls, measure
-
-
-class CallError(RuntimeError):
-    """Eager or the capture raised when it was called again and again; says which."""
 
 
 def time_capture(
@@ -31,16 +28,14 @@ def time_capture(
     of its floating-point outputs as loss, and the backward pass.
 
     Raises:
+        CaptureError: the front end refuses this time.
         CallError: eager or the capture raises.
     """
     with subject.grad_mode():
         eager = _bound(subject, subject.fresh_model(), "eager")
         model = subject.fresh_model()
         started = time.perf_counter()
-        try:
-            made = capture(model, subject.fresh_inputs())
-        except Exception as error:
-            raise CallError(f"capturing again raised {type(error).__name__}: {error}") from error
+        made = capture(model, subject.fresh_inputs())
         captured = _bound(subject, made.call, "the capture", module=model)
         before_first_call = time.perf_counter()
         captured()
