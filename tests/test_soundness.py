@@ -22,6 +22,9 @@ from tracebench.soundness.reference import in_float64
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
 from tracebench.subject import Hooks, Subject
 
+# Inputs are drawn where tests are collected.
+torch.manual_seed(0)
+
 
 def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
     torch.manual_seed(0)
@@ -411,7 +414,7 @@ class Dropped(nn.Module):
 @pytest.mark.parametrize(
     ("model", "x", "where"),
     [
-        (BranchOnValue(), torch.rand(2, 4) + torch.tensor([1.0, -0.5, 1.0, 1.0]), {"fresh0", "fresh1"}),
+        (BranchOnValue(), torch.tensor([[1.5, -0.3, 1.2, 1.1]]), {"fresh0", "fresh1"}),
         (BranchOnState(), torch.randn(2, 4), {"same_again"}),
         (Talks(), torch.randn(2, 4), {"same"}),
         (Dropped(), torch.randn(2, 4), {"same", "same_again", "fresh0", "fresh1"}),
