@@ -65,6 +65,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["model=file", "model.path=/no/such/file.py"], ["there is no model file /no/such/file.py"]),
         (["name=a/b"], ["name='a/b'", "without path separators", "results_dir=FOLDER"]),
         (["name=.."], ["name='..'", "plain folder name"]),
+        (["-m", "name=a,b"], ["name= holds for a whole sweep"]),
         (["model"], ["cannot read the argument 'model'"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "=" in str(value[-1]) else "said",

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tracebench import config
@@ -52,6 +53,9 @@ def _main(arguments: list[str]) -> int:
         return 0
     requests = [config.to_request(composed) for composed in _COLLECTED]
     first = _COLLECTED[0]
+    for key in ("name", "results_dir", "rerun", "fail_on", "limits.isolation"):
+        if any(OmegaConf.select(other, key) != OmegaConf.select(first, key) for other in _COLLECTED):
+            raise RequestError(f"{key}= holds for a whole sweep, so it cannot be swept over. Give it one value.")
     folder = config.results_folder(first, datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f"))
     launcher = make_launcher(first.limits.isolation)
     records: list[Record] = []

@@ -247,8 +247,8 @@ def from_dict(cls: Any, data: Any) -> Any:
     return data
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that readers see the old file or the whole new one, also after a crash or a full disk.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write ``content`` so that readers see the old file or the whole new one, also after a crash or a full disk.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -256,8 +256,8 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,28 +87,9 @@ def _save(report: Report, path: Path, make: Callable[[], str | bytes]) -> None:
     """Make the content of ``path`` and write it, noting the path or why there is none."""
 
     def write() -> Path:
-        content = make()
-        if isinstance(content, bytes):
-            _write_bytes(path, content)
-        else:
-            write_atomically(path, content)
+        write_atomically(path, make())
         return path
 
     written = _attempt(report, path, write)
     if written is not None:
         report.paths.append(written)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` so that readers see the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
