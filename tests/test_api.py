@@ -126,6 +126,13 @@ def test_a_model_that_cannot_be_called_for_ever_says_so_instead_of_failing() -> 
     assert any("throughput n/a: eager raises when called repeatedly" in note for note in record.notes)
 
 
+def test_recompiles_of_later_calls_are_in_the_record() -> None:
+    others = [(torch.ones(rows, 4),) for rows in (1, 2, 5)]
+    record = tracebench.run(model(), (torch.ones(3, 4),), other_inputs=others, stages=("soundness",))
+    assert record.capture is not None
+    assert any("size mismatch" in reason or "size" in reason for reason in record.capture.recompiles)
+
+
 class Moody(nn.Module):
     """Refuses to be traced from the second time on."""
 

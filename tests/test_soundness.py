@@ -18,7 +18,8 @@ from tracebench.frontends.base import Capture, Events, Inputs
 from tracebench.record import Probe
 from tracebench.soundness import Soundness, judge
 from tracebench.soundness.calls import plan
-from tracebench.soundness.reference import in_float64
+from tracebench.soundness.reference import _default_float64, in_float64
+from tracebench.soundness.runs import _backward
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
 from tracebench.subject import Hooks, Subject
 
@@ -535,3 +536,15 @@ def test_noise_of_another_kernel_in_a_deep_model_is_sound() -> None:
     for mode in ("inference", "training"):
         found = judge(subject(model, torch.randn(3, 3, 12, 12), mode=mode), by(other_layout))
         assert found.verdict == "sound", [probe.detail for probe in found.probes]
+
+
+def test_the_float64_reference_has_the_same_loss() -> None:
+    def gradient() -> torch.Tensor:
+        weights = torch.ones(6, dtype=torch.float64, requires_grad=True)
+        _backward(weights * 1)
+        assert weights.grad is not None
+        return weights.grad
+
+    with _default_float64(torch.float32):
+        there = gradient()
+    assert torch.equal(gradient(), there)

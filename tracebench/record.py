@@ -65,6 +65,7 @@ class CaptureInfo:
     #: Graphs that hold at least one operation.
     graphs: int
     graph_breaks: tuple[GraphBreak, ...] = ()
+    #: Why the front end compiled again, once for each time, over the calls of the soundness stage.
     recompiles: tuple[str, ...] = ()
     #: Number of guards; null where the front end does not tell.
     guards: int | None = None
@@ -194,7 +195,7 @@ class Record:
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None
-    #: The outcomes that the model's file says this front end should have; null where it says nothing.
+    #: The outcomes that the model's file says this front end should have under replay; null where it says nothing.
     expected: tuple[str, ...] | None = None
     #: Seconds spent in each stage that ended or began.
     stages: dict[str, float] = field(default_factory=dict)

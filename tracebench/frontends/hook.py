@@ -1,8 +1,9 @@
 """A trace hook of our own: the ATen ops of one run are taped onto an ``fx.Graph``, which is then replayed.
 
-The tape is static: it holds for inputs of the recorded signature, and for the Python values that the recorded run
-read from tensors. Both are checked on every call; where they differ it raises ``GuardError`` instead of
-computing something else.
+The tape is static: it holds for inputs of the recorded signature, and for the Python numbers and sizes that the
+recorded run read from tensors. Both are checked on every call; where they differ it raises ``GuardError`` instead of
+computing something else. What dispatches no op is not seen, so not checked: ``tolist()``, ``numpy()``, foreign code on
+``data_ptr()``, and Python state that the forward reads or writes.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ class _Tape(TorchDispatchMode):
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
-    def _guard(self, check: Callable[[Any, Any, str | None], None], node: fx.Node, expected: Any) -> None:
-        location = caller_location(sys._getframe(2))
+    def _guard(self, check: Callable[[Any, Any, str], None], node: fx.Node, expected: Any) -> None:
+        location = caller_location(sys._getframe(2)) or "a line of torch's own"
         self._graph.call_function(check, (node, expected, location))
         self.guards += 1
 
@@ -177,12 +178,12 @@ def _getitem(sequence: Any, index: int) -> Any:
     return sequence[index]
 
 
-def _same_value(value: Any, recorded: Any, location: str | None) -> None:
+def _same_value(value: Any, recorded: Any, location: str) -> None:
     if value != recorded and not (value != value and recorded != recorded):
         raise GuardError(f"a tensor's value became a Python number at {location}: {recorded} on tape, {value} now")
 
 
-def _same_shapes(result: Any, recorded: list[tuple[int, ...]], location: str | None) -> None:
+def _same_shapes(result: Any, recorded: list[tuple[int, ...]], location: str) -> None:
     shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if shapes != [tuple(shape) for shape in recorded]:
         raise GuardError(f"a size depends on values at {location}: {recorded} on tape, {shapes} now")

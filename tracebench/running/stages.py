@@ -51,7 +51,8 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
     with journal.stage("load"):
         subject = subject or subjects.load(case)
         case = _resolved(case, subject)
-        expected = subject.expect.get(case.frontend)
+        # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own.
+        expected = subject.expect.get(case.frontend) if case.executor == "replay" else None
         journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
         front_end = make_front_end(case.frontend, case.frontend_options)
         make_executor(case.executor, for_verdict=False)
@@ -74,9 +75,15 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
     journal.put(status="done")
 
     if "soundness" in case.stages:
+        judged: list[Capture] = []
+
+        def kept(model: nn.Module, inputs: Inputs) -> Capture:
+            judged.append(captures(for_verdict=True)(model, inputs))
+            return judged[-1]
+
         with journal.stage("soundness"):
             try:
-                found = judge(subject, captures(for_verdict=True))
+                found = judge(subject, kept)
             except CaptureError as error:
                 if is_out_of_memory(error):
                     raise
@@ -84,6 +91,11 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
                 refusal = _refusal(error, subject.model, "soundness")
                 journal.put(verdict="refused", error=refusal, coverage=refused_coverage())
                 return
+            for made in judged:
+                # Recompiles come with the later calls, which the capture stage does not make.
+                made.events.refresh()
+                assert info is not None
+                journal.put(capture=dataclasses.replace(info, recompiles=tuple(made.events.recompiles)))
             journal.put(verdict=found.verdict, probes=found.probes)
             for text in found.notes:
                 journal.note(text)

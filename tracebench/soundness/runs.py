@@ -178,7 +178,8 @@ def _backward(output: Any) -> None:
         dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
         if dense.is_complex():
             dense = torch.view_as_real(dense)
-        draw = torch.rand(dense.shape, generator=generator)
+        # In float32 whatever the default dtype: the float64 reference must have the same loss.
+        draw = torch.rand(dense.shape, generator=generator, dtype=torch.float32)
         weights = (draw + 0.5) * (torch.randint(0, 2, dense.shape, generator=generator) * 2 - 1)
         wide = dense if dense.dtype == torch.float64 else dense.float()
         term = (wide * weights.to(wide.device, wide.dtype)).sum()
