@@ -92,6 +92,23 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Blame:
+    """The smallest submodule that shows the same fault by itself; ``path`` is empty for the whole model."""
+
+    path: str
+    #: Class of the submodule, and ``file:line`` where its forward is defined.
+    type: str
+    location: str | None
+    #: ``unsound`` or ``refused``, as found on that submodule alone.
+    verdict: str
+    #: What differs there, or what the front end raised.
+    detail: str
+    #: Whether the search came to its end; else why not.
+    complete: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class OutsideOp:
     """Ops that ran outside every captured graph, by op and line of user code."""
 
@@ -192,6 +209,10 @@ class Record:
     error: ErrorInfo | None = None
     capture: CaptureInfo | None = None
     probes: tuple[Probe, ...] | None = None
+    #: Changes after capture that are no part of the declared use, reported beside the verdict.
+    lifecycle: tuple[Probe, ...] | None = None
+    #: Where an unsound or refused capture goes wrong; null where that was not asked, or for other verdicts.
+    blame: Blame | None = None
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None
