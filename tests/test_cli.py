@@ -14,7 +14,7 @@ import pytest
 
 from tracebench import config
 from tracebench.case import Case, ModelSpec
-from tracebench.cli import exit_code, main
+from tracebench.cli import _rewritten, exit_code, main
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.helptext import choices, help_page
 from tracebench.record import ErrorInfo, Record
@@ -65,6 +65,9 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["model=file", "model.path=/no/such/file.py"], ["there is no model file /no/such/file.py"]),
         (["name=a/b"], ["name='a/b'", "without path separators", "results_dir=FOLDER"]),
         (["name=.."], ["name='..'", "plain folder name"]),
+        (["-m", "model=glob(nothing*)"], ["matches nothing", "resnet50", "pitfalls/print_in_loop"]),
+        (["-m", "frontend=glob([x*])"], ["the sweep has no cases"]),
+        (["-m", "--cfg", "job"], ["Only one of --run, --multirun, --cfg"]),
         (["-m", "name=a,b"], ["name= holds for a whole sweep"]),
         (["model"], ["cannot read the argument 'model'"]),
     ],
@@ -301,6 +304,22 @@ def test_what_a_model_file_does_not_expect_can_fail_a_run() -> None:
     assert exit_code([found], [], set()) == 0
     assert exit_code([found], [], {"unexpected"}) == 1
     assert exit_code([dataclasses.replace(found, expected=("unsound",))], [], {"unexpected"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "some", "none"),
+    [
+        ("model=glob(*)", {"resnet50", "gpt"}, {"file", "pitfalls/print_in_loop"}),
+        ("model=glob(pitfalls/*)", {"pitfalls/print_in_loop", "pitfalls/star_arguments"}, {"resnet50"}),
+        ("model=glob(resnet*)", {"resnet18", "resnet50"}, {"gpt"}),
+        ("frontend=glob(*)", {"dynamo", "fx"}, {"file"}),
+    ],
+)
+def test_a_glob_means_what_it_means_in_a_shell(argument: str, some: set[str], none: set[str]) -> None:
+    group, _, names = _rewritten(argument).partition("=")
+    assert group == argument.partition("=")[0]
+    assert some <= set(names.split(","))
+    assert not none & set(names.split(","))
 
 
 def test_unknown_choice_lists_close_ones_first() -> None:

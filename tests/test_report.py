@@ -604,7 +604,6 @@ def test_a_folder_that_cannot_be_written(
 
     folder = folder_of([make.record()], tmp_path)
     monkeypatch.setattr("tracebench.report.assemble.write_atomically", denied)
-    monkeypatch.setattr("tracebench.report.assemble._write_bytes", denied)
     assert main([str(folder)]) == 2
     out, err = capsys.readouterr()
     assert "1 case: 1 sound" in out
@@ -644,3 +643,16 @@ def test_what_a_model_file_expects_is_held_against_what_was_found() -> None:
         assert line in table
         assert line in webpage.page(records, "page")
     assert "agreement" not in render_table([make.record("plain", "fx", "sound")])
+
+
+def test_a_batch_size_is_named_only_where_a_model_has_several() -> None:
+    records = [
+        make.record("small", "fx", batch_size=2),
+        make.record("large", "fx", batch_size=8),
+        make.record("swept", "fx", batch_size=1),
+        make.record("swept", "fx", batch_size=16),
+    ]
+    naming = facts.names(records)
+    assert [naming.row(item) for item in records] == ["small", "large", "swept, batch 1", "swept, batch 16"]
+    modes = [make.record("a", "fx", mode="inference"), make.record("b", "fx", mode="training")]
+    assert [facts.names(modes).row(item) for item in modes] == ["a", "b, training"]

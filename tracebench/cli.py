@@ -5,6 +5,7 @@ Imports no torch, so that ``--help``, ``--cfg job`` and completion answer at onc
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import sys
@@ -13,18 +14,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from tracebench import config
 from tracebench.errors import RequestError, unknown_choice
-from tracebench.helptext import choices, help_page
+from tracebench.helptext import all_choices, choices, help_page
 from tracebench.record import Record
 from tracebench.running.launch import ServerDied, make_launcher
 from tracebench.running.sweep import Step, run_sweep
 from tracebench.status import as_expected, outcome
 
+#: Flags with which Hydra answers a question instead of running anything.
+_NO_RUN = ("--cfg", "-c", "--info", "-i", "--shell-completion", "-sc", "--hydra-help", "--version")
 _HELP_HINT = "See python -m tracebench --help."
 #: Configurations composed so far. Hydra's jobs only collect: a request is checked as a whole before any of it runs.
 _COLLECTED: list[Any] = []
@@ -145,18 +147,39 @@ def _compose(arguments: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     entry = hydra.main(config_path=str(config.config_folder()), config_name="config", version_base="1.3")(_collect)
     before = sys.argv
-    sys.argv = ["tracebench", *map(_free_options, arguments)]
+    sys.argv = ["tracebench", *map(_rewritten, arguments)]
     try:
         entry()
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
+        # Collecting cannot fail, so this is about what was asked.
         raise _explained(error, arguments) from None
     finally:
         sys.argv = before
+    if not _COLLECTED and not any(argument.startswith(_NO_RUN) for argument in arguments):
+        raise RequestError(f"the sweep has no cases: a glob that matches nothing, or an empty list.\n{_HELP_HINT}")
 
 
-def _free_options(argument: str) -> str:
-    """``model.options`` holds whatever the model's functions take, so its keys may be new; the loader checks them."""
-    return f"++{argument}" if argument.startswith("model.options.") else argument
+def _rewritten(argument: str) -> str:
+    """Say to Hydra what it would not understand as a user means it.
+
+    ``model.options`` holds whatever the model's functions take, so its keys may be new; the loader checks them.
+    A glob over a group reaches into the groups within it.
+    """
+    if argument.startswith("model.options."):
+        return f"++{argument}"
+    found = re.fullmatch(r"(model|frontend|executor)=glob\(([^(),\[\]]+)\)", argument)
+    if found is None:
+        return argument
+    group, pattern = found.groups()
+    # As in a shell, a star does not reach into a group within.
+    chosen = [
+        name
+        for name in all_choices(group)
+        if fnmatch.fnmatch(name, pattern) and name.count("/") == pattern.count("/") and name != "file"
+    ]
+    if not chosen:
+        raise RequestError(f"{argument} matches nothing. Valid choices: {', '.join(all_choices(group))}.")
+    return f"{group}={','.join(chosen)}"
 
 
 def _explained(error: Exception, arguments: list[str]) -> RequestError:

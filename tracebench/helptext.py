@@ -36,6 +36,12 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (config.config_folder() / group).glob("*.yaml"))
 
 
+def all_choices(group: str) -> list[str]:
+    """Return the names of the choices of a config group and of the groups within it: ``pitfalls/print_in_loop``."""
+    folder = config.config_folder() / group
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
 def help_page() -> str:
     """Return the text of ``--help``."""
     parts = [_INTRO, "CHOICES (GROUP=NAME)"]

@@ -54,6 +54,8 @@ class Names:
     #: Models that appear with several sets of options, and front ends that do.
     models: frozenset[str]
     frontends: frozenset[str]
+    #: Models that appear with several batch sizes: only theirs was chosen, others have that of their file.
+    batches: frozenset[str]
 
     def row(self, record: Record) -> str:
         """Return the model and what varies besides the front end."""
@@ -61,7 +63,13 @@ class Names:
         model = clean(case.get("model") or "(unnamed model)")
         if model in self.models:
             model += _options(case.get("options"))
-        return ", ".join([model, *(_value(axis, case.get(axis)) for axis in self.axes)])
+        told = [model]
+        for axis in self.axes:
+            own = axis == "batch_size" and clean(case.get("model") or "") not in self.batches
+            # Inference is what one assumes; training is said.
+            if not own and not (axis == "mode" and case.get(axis) == "inference"):
+                told.append(_value(axis, case.get(axis)))
+        return ", ".join(told)
 
     def column(self, record: Record) -> str:
         """Return the front end, with its options if it appears with several."""
@@ -76,7 +84,13 @@ class Names:
 def names(records: Sequence[Record]) -> Names:
     """Return how to name each of ``records``."""
     axes = tuple(axis for axis in _AXES if len(_told(records, axis)) > 1)
-    return Names(axes, _several(records, "model", "options"), _several(records, "frontend", "frontend_options"))
+    sized = [record for record in records if record.case.get("batch_size") is not None]
+    return Names(
+        axes,
+        _several(records, "model", "options"),
+        _several(records, "frontend", "frontend_options"),
+        _several(sized, "model", "batch_size"),
+    )
 
 
 def _told(records: Sequence[Record], axis: str) -> dict[str, Any]:

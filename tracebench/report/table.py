@@ -108,7 +108,10 @@ def _heading(records: Sequence[Record]) -> str:
 def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bool) -> list[str]:
     rows = [{column.name: column.cell(record, naming) for column in _COLUMNS} for record in records]
     natural = {
-        column.name: max(*map(cells, column.heading), *(cells(row[column.name]) for row in rows)) for column in _COLUMNS
+        column.name: max(*map(cells, column.heading), *(cells(row[column.name]) for row in rows))
+        for column in _COLUMNS
+        # A column that nobody asked for tells nothing.
+        if any(row[column.name] != "-" for row in rows)
     }
     shown, widths, gap = _fit(natural, width)
     lines = [
@@ -119,8 +122,11 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
     for record, row in zip(records, rows, strict=True):
         lines += _row(record, row, shown, widths, gap, colour)
     said = {value for row in rows for name, value in row.items() if name not in _WRAPPED}
-    out = [" ".join(filter(None, column.heading)).replace("[95 % interval]", "") for column in _COLUMNS]
-    out = [name.strip() for name, column in zip(out, _COLUMNS, strict=True) if column not in shown]
+    out = [
+        " ".join(filter(None, column.heading)).replace("[95 % interval]", "").strip()
+        for column in _COLUMNS
+        if column.name in natural and column not in shown
+    ]
     for line in _legend(said, out):
         lines += wrap(line, width)
     return lines
@@ -131,7 +137,7 @@ def _fit(natural: dict[str, int], width: int) -> tuple[list[_Shown], dict[str, i
     left_out: set[str] = set()
     for step in _LEFT_OUT:
         left_out.update(step)
-        shown = [column for column in _COLUMNS if column.name not in left_out]
+        shown = [column for column in _COLUMNS if column.name in natural and column.name not in left_out]
         rigid = sum(natural[column.name] for column in shown if column.name not in _WRAPPED)
         wanted = {name: min(natural[name], least) for name, least in _WRAPPED.items()}
         for gap in ("  ", " "):
