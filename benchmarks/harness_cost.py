@@ -44,7 +44,7 @@ def main() -> None:
             for step in run_sweep(requests, Path(folder), "all", launcher):
                 record = step.record
                 if record.status != "done":
-                    raise SystemExit(f"{step.case.label()} ended as {record.status}: {record.error}")
+                    raise SystemExit(f"{step.label} ended as {record.status}: {record.error}")
                 walls.append(record.wall_s)
                 costs[record.case["frontend"]].append(record.wall_s - sum(record.stages.values()))
             starts.append(time.perf_counter() - started - sum(walls))

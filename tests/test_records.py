@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracebench import record as records
-from tracebench.case import Case, ModelSpec, key
+from tracebench.case import Case, ModelSpec, key, labels
 from tracebench.errors import RequestError
 from tracebench.record import CoverageInfo, ErrorInfo, GraphBreak, Probe, Record, Speedup, ThroughputInfo, Timing
 
@@ -114,6 +114,18 @@ def test_a_key_means_the_request_and_not_where_it_lies(model: Path, tmp_path: Pa
     ]
     elsewhere.write_text("x = 2", encoding="utf-8")
     assert len({base, *others, key(case(elsewhere), versions)}) == 7
+
+
+def test_cases_are_named_by_what_tells_them_apart(model: Path) -> None:
+    first, second = case(model, dtype="float32"), case(model, dtype="bfloat16")
+    assert labels([first, second]) == ["mine fx replay dtype=float32", "mine fx replay dtype=bfloat16"]
+    assert labels([first]) == ["mine fx replay"]
+    wide = dataclasses.replace(first, model=ModelSpec("mine", str(model), {"a": 7, "b": 2}))
+    assert labels([first, wide]) == ["mine fx replay a=1", "mine fx replay a=7"]
+    strict = [dataclasses.replace(first, frontend_options={"strict": value}) for value in (True, False)]
+    assert labels(strict) == ["mine fx replay strict=True", "mine fx replay strict=False"]
+    others = [dataclasses.replace(first, frontend=name) for name in ("dynamo", "hook")]
+    assert labels(others) == ["mine dynamo replay", "mine hook replay"]
 
 
 def test_a_case_survives_json(model: Path) -> None:

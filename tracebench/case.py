@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,30 @@ class Case:
         """Inverse of ``to_dict``."""
         return cls(**{**data, "model": ModelSpec(**data["model"]), "stages": tuple(data["stages"])})
 
-    def label(self) -> str:
-        """Return a short name for progress lines."""
-        extra = [self.mode] if self.mode == "training" else []
-        return " ".join([self.model.name, self.frontend, self.executor, *extra])
+
+def labels(cases: Sequence[Case]) -> list[str]:
+    """Return a short name for each case: model, front end, executor, and what else differs between the cases."""
+    told = []
+    for case in cases:
+        fields = case.describe()
+        for part in ("options", "frontend_options"):
+            fields |= {f"{part}.{name}": value for name, value in fields.pop(part).items()}
+        told.append(fields)
+
+    def varies(name: str) -> bool:
+        # Different front ends have different options, which alone tells nothing.
+        having = [fields for fields in told if name in fields]
+        return len({repr(fields[name]) for fields in having}) > 1
+
+    names = dict.fromkeys(name for fields in told for name in fields)
+    varying = [name for name in names if name not in ("model", "frontend", "executor") and varies(name)]
+    return [
+        " ".join(
+            [fields["model"], fields["frontend"], fields["executor"]]
+            + [f"{name.rpartition('.')[2]}={fields[name]}" for name in varying if name in fields]
+        )
+        for fields in told
+    ]
 
 
 def key(case: Case, versions: dict[str, str]) -> str:

@@ -122,7 +122,7 @@ def _progress(step: Step) -> str:
         word += f", {speedup.ratio:.2f}x" + ("" if speedup.significant else " (not significant)")
     left = "" if not step.seconds_left else f", about {_duration(step.seconds_left)} left"
     took = "kept from before" if step.reused else f"{_duration(record.wall_s)}{left}"
-    return f"[{step.number}/{step.total}] {step.case.label()}: {word} ({took})"
+    return f"[{step.number}/{step.total}] {step.label}: {word} ({took})"
 
 
 def _duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracebench import environment
-from tracebench.case import Case, key
+from tracebench.case import Case, key, labels
 from tracebench.errors import RequestError, check_device
 from tracebench.record import Record, load, save
 from tracebench.running.launch import Launcher
@@ -37,6 +37,8 @@ class Step:
 
     record: Record
     case: Case
+    #: The case's name among those of this sweep.
+    label: str
     number: int
     total: int
     reused: bool
@@ -67,10 +69,11 @@ def run_sweep(requests: list[Request], folder: Path, rerun: str, launcher: Launc
             case = replace(case, device=str(machine["device"]))
         wanted.setdefault(key(case, here), replace(request, case=case))
     known = {name: found for name in wanted if (found := _known(records / f"{name}.json", rerun)) is not None}
+    named = dict(zip(wanted, labels([request.case for request in wanted.values()]), strict=True))
     total, number = len(wanted), 0
     for name, record in known.items():
         number += 1
-        yield Step(record, wanted[name].case, number, total, reused=True, seconds_left=None)
+        yield Step(record, wanted[name].case, named[name], number, total, reused=True, seconds_left=None)
     spent: list[float] = []
     for name, request in wanted.items():
         if name in known:
@@ -90,6 +93,7 @@ def run_sweep(requests: list[Request], folder: Path, rerun: str, launcher: Launc
         yield Step(
             record,
             request.case,
+            named[name],
             number,
             total,
             reused=False,
