@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tracebench
+import tracebench.api
 from tracebench.errors import RequestError
 from tracebench.frontends import FRONT_ENDS
 
@@ -78,6 +79,46 @@ def test_a_baked_branch_is_unsound_under_jit_trace_alone() -> None:
     table = str(found)
     for part in ("unsound", "refused", "other0", "TraceError"):
         assert part in table
+
+
+class Inner(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([nn.ReLU(), Inner()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            x = step(x - 1)
+        return x
+
+
+@pytest.mark.parametrize(("frontend", "verdict"), [("jit_trace", "unsound"), ("fx", "refused")])
+def test_the_blame_names_the_smallest_part(frontend: str, verdict: str) -> None:
+    others = [(torch.full((3,), -5.0),)]
+    record = tracebench.run(Outer(), (torch.full((3,), 5.0),), frontend, other_inputs=others, **FAST)
+    assert record.verdict == verdict
+    assert record.blame is not None
+    assert (record.blame.path, record.blame.type, record.blame.complete) == ("steps.1", "Inner", True)
+    assert record.blame.location is not None
+    assert "test_api.py:" in record.blame.location
+    assert "the smallest part that shows it: steps.1 (Inner at " in " ".join(
+        str(tracebench.api.Records([record])).split()
+    )
+    off = tracebench.run(Outer(), (torch.full((3,), 5.0),), frontend, other_inputs=others, blame_seconds=0, **FAST)
+    assert (off.verdict, off.blame) == (verdict, None)
+
+
+def test_a_warning_of_the_tracer_that_no_probe_confirms_is_said() -> None:
+    record = tracebench.run(
+        Branch(), (torch.ones(3),), "jit_trace", other_inputs=[(torch.ones(3),)], stages=("soundness",)
+    )
+    assert record.verdict == "sound"
+    assert any("the tracer warned" in note and "TracerWarning" in note for note in record.notes)
 
 
 class Odd(nn.Module):

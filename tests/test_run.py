@@ -103,6 +103,28 @@ def test_a_refusal_is_a_finding_with_error_and_user_line(launcher: Any, model_fi
     assert record.throughput is None
 
 
+def test_a_process_that_dies_in_the_search_for_the_blame_loses_nothing(launcher: Any, model_file: ModelFile) -> None:
+    # Refused when captured as a whole, and fatal to capture by itself: its own inputs are no proxies.
+    path = model_file("fragile", "if x.sum() > 0: x = x + 1")
+    text = path.read_text(encoding="utf-8").replace("self.layer = nn.Linear(4, 4)", "self.layer = Fragile(4, 4)")
+    fragile = """
+class Fragile(nn.Linear):
+    def __deepcopy__(self, memo):
+        import traceback
+        if any("blame" in frame.filename for frame in traceback.extract_stack()):
+            os._exit(9)
+        return Fragile(4, 4)
+
+
+class Model("""
+    path.write_text(text.replace("class Model(", fragile.strip("\n"), 1), encoding="utf-8")
+    asked = case(path, soundness={"blame_seconds": 20.0})
+    record = run_case(asked, "key", Limits(60.0, 4.0), launcher)
+    assert (record.status, record.verdict, record.error.type) == ("done", "refused", "TraceError")
+    assert record.blame is None
+    assert any("search for the blame did not end" in note for note in record.notes)
+
+
 def test_what_the_model_prints_stays_out_of_the_terminal_and_in_the_log(launcher: Any, model_file: ModelFile) -> None:
     record = run(launcher, model_file("prints", "print('last words', flush=True); os._exit(1)"))
     assert "last words" in record.error.log_tail

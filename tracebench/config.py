@@ -105,6 +105,13 @@ class ExecutorConfig:
 
 
 @dataclass
+class SoundnessConfig:
+    """How a capture is judged."""
+
+    blame_seconds: float = _key(20.0, "how long to look for the smallest faulty submodule; 0: not at all")
+
+
+@dataclass
 class ThroughputConfig:
     """How speed is measured."""
 
@@ -133,6 +140,7 @@ class Config:
     batch_size: int | None = _key(None, "samples in the example; null: as the model's file gives it")
     seed: int = _key(0, "seed of weights, inputs and random ops")
     stages: list[str] = _key(lambda: list(OPTIONAL_STAGES), f"which of {', '.join(OPTIONAL_STAGES)} run")
+    soundness: SoundnessConfig = _key(SoundnessConfig, "how a capture is judged")
     throughput: ThroughputConfig = _key(ThroughputConfig, "how speed is measured")
     limits: LimitsConfig = _key(LimitsConfig, "what a case may take before it is ended")
     name: str | None = _key(
@@ -197,6 +205,8 @@ def to_request(config: Any) -> Request:
         value = OmegaConf.select(config, name)
         if value is not None and not value > 0:
             raise RequestError(f"{name}={value} must be greater than 0.")
+    if plain["soundness"]["blame_seconds"] < 0:
+        raise RequestError("soundness.blame_seconds must not be negative; 0 turns the search off.")
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")
@@ -215,6 +225,7 @@ def to_request(config: Any) -> Request:
         batch_size=plain["batch_size"],
         seed=plain["seed"],
         stages=tuple(stage for stage in OPTIONAL_STAGES if stage in plain["stages"]),
+        soundness=plain["soundness"],
         throughput=plain["throughput"],
     )
     return Request(case, Limits(plain["limits"]["seconds"], plain["limits"]["memory_gb"]), plain)
@@ -243,6 +254,7 @@ def valid_keys(path: str, front_ends: Iterable[str] = FRONT_END_SCHEMAS) -> list
         "model": [ModelConfig],
         "frontend": [FRONT_END_SCHEMAS[name] for name in front_ends if name in FRONT_END_SCHEMAS],
         "executor": [ExecutorConfig],
+        "soundness": [SoundnessConfig],
         "throughput": [ThroughputConfig],
         "limits": [LimitsConfig],
     }
@@ -260,7 +272,7 @@ def _known_keys(plain: dict[str, Any]) -> None:
     front_end = plain["frontend"].get("name", "")
     _one_of("front end", front_end, tuple(FRONT_END_SCHEMAS))
     _one_of("executor", plain["executor"].get("name", ""), tuple(EXECUTORS))
-    for group in ("", "model", "frontend", "executor", "throughput", "limits"):
+    for group in ("", "model", "frontend", "executor", "soundness", "throughput", "limits"):
         prefix = f"{group}." if group else ""
         valid = valid_keys(f"{prefix}x", [front_end])
         for name in plain[group] if group else plain:

@@ -75,7 +75,13 @@ def help_page() -> str:
 
 def _schema_of(name: str) -> Any:
     """The schema of a key that holds keys itself and is not chosen by name."""
-    return {"model": config.ModelConfig, "throughput": config.ThroughputConfig, "limits": config.LimitsConfig}.get(name)
+    schemas = {
+        "model": config.ModelConfig,
+        "soundness": config.SoundnessConfig,
+        "throughput": config.ThroughputConfig,
+        "limits": config.LimitsConfig,
+    }
+    return schemas.get(name)
 
 
 def _entry(name: str, text: str) -> str:

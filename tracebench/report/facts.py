@@ -186,11 +186,21 @@ def why(record: Record) -> str | None:
     if name in ("sound", "no verdict"):
         return None
     if name in ("unsound", "restricted"):
-        return f"{name}: {_probes(record)}"
+        return f"{name}: {_probes(record)}{_blame(record)}"
     stage = record.error.stage if record.error else ""
     where = f" in stage {clean(stage)}" if stage and not (name == "refused" and stage == "capture") else ""
     before = f" (verdict before that: {record.verdict})" if record.status != "done" and record.verdict else ""
-    return f"{name}{where}: {_cause(record)}{before}"
+    return f"{name}{where}: {_cause(record)}{before}{_blame(record)}"
+
+
+def _blame(record: Record) -> str:
+    """Return where the fault is, if a part of the model shows it by itself."""
+    blame = record.blame
+    if blame is None or not blame.path:
+        return ""
+    where = f" at {clean(blame.location)}" if blame.location else ""
+    unsure = "" if blame.complete else ", as far as the search got"
+    return f"; the smallest part that shows it: {clean(blame.path)} ({clean(blame.type)}{where}){unsure}"
 
 
 def _probes(record: Record) -> str:

@@ -49,6 +49,9 @@ def run_case(case: Case, key: str, limits: Limits, launcher: Launcher, config: d
         ending = _run({"kind": "case", "case": case.to_dict()}, scratch, limits, launcher, _preload(case))
         entries = journal.read(scratch / "journal")
         failure = _failure(ending, entries, scratch / "log")
+        if failure is None and (ending.reason or ending.exit_code):
+            how = ending.detail or f"exit code {ending.exit_code}"
+            entries.append({"note": f"all that was asked is there, but the search for the blame did not end: {how}"})
     return journal.assemble(
         entries,
         key=key,
@@ -126,7 +129,7 @@ def _end(pid: int, wait: Any) -> None:
 
 def _failure(ending: _Ending, entries: list[journal.Entry], log: Path) -> tuple[str, ErrorInfo] | None:
     """Return status and error of a case whose process did not come to its end, or None if it did."""
-    if ending.reason is None and journal.finished(entries):
+    if journal.finished(entries):
         return None
     stage, tail = journal.last_stage(entries), _tail(log)
     if ending.reason is not None:

@@ -7,7 +7,7 @@ import dataclasses
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.record import CaptureInfo, ErrorInfo
 from tracebench.running.journal import Journal
+from tracebench.soundness.blame import find_blame
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import time_capture
@@ -36,18 +37,23 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> No
     Raises:
         BaseException: only what is neither, such as ``SystemExit`` from the model.
     """
+    search = None
     try:
-        _run_stages(case, journal, subject)
+        search = _run_stages(case, journal, subject)
     except Exception as error:
         if is_out_of_memory(error):
             journal.put(status="oom", error=describe_error(journal.current, error))
         else:
             # What the user asked for makes no sense, or the harness has a fault: neither is a verdict.
             journal.put(status="error", verdict=None, error=describe_error(journal.current, error))
+    # All that was asked is told by now: should the search for the blame end the process, nothing is lost.
     journal.finish()
+    if search is not None:
+        search()
 
 
-def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
+def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callable[[], None] | None:
+    """Run the stages; return what looks for the blame where that is asked for and there is some."""
     with journal.stage("load"):
         subject = subject or subjects.load(case)
         case = _resolved(case, subject)
@@ -69,11 +75,19 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
         info, refusal, first_call = _capture(subject, lazy, captures())
         if info is not None:
             journal.put(capture=info)
+
+    def blame(verdict: str, detail: str) -> Callable[[], None] | None:
+        seconds = float(case.soundness["blame_seconds"])
+        if "soundness" not in case.stages or seconds == 0:
+            return None
+        return lambda: _blame(journal, subject, captures(for_verdict=True), verdict, detail, lazy, seconds)
+
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
-        return
+        return blame("refused", f"{refusal.type}: {refusal.message}")
     journal.put(status="done")
 
+    search = None
     if "soundness" in case.stages:
         judged: list[Capture] = []
 
@@ -90,7 +104,7 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
                 journal.note("the front end captured the model once and refused it the next time")
                 refusal = _refusal(error, subject.model, "soundness")
                 journal.put(verdict="refused", error=refusal, coverage=refused_coverage())
-                return
+                return None
             for made in judged:
                 # Recompiles come with the later calls, which the capture stage does not make.
                 made.events.refresh()
@@ -99,9 +113,16 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
             journal.put(verdict=found.verdict, probes=found.probes)
             for text in found.notes:
                 journal.note(text)
+        if found.verdict != "unsound" and info is not None:
+            for warning in info.warnings:
+                if warning.startswith("TracerWarning"):
+                    journal.note(f"no probe differs, but the tracer warned; other_inputs() could tell. {warning}")
+        if found.verdict == "unsound":
+            wrong = next(probe for probe in found.probes if probe.outcome == "diverge")
+            search = blame("unsound", wrong.detail)
     if first_call is not None:
         journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
-        return
+        return search
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
             journal.put(coverage=cover(subject, captures("replay", marked=True)))
@@ -109,6 +130,17 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> None:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
             journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
+    return search
+
+
+def _blame(
+    journal: Journal, subject: Subject, capture: CaptureFn, verdict: str, detail: str, lazy: bool, seconds: float
+) -> None:
+    with journal.stage("blame"):
+        try:
+            journal.put(blame=find_blame(subject, capture, verdict, detail, lazy=lazy, seconds=seconds))
+        except Exception as error:
+            journal.note(f"blame n/a: {type(error).__name__}: {_first_line(error)}")
 
 
 def _capturer(front_end: FrontEnd, executor: str, *, marked: bool, for_verdict: bool) -> CaptureFn:
