@@ -118,6 +118,20 @@ def test_a_model_file_that_is_not_one(content: str, asked: dict[str, Any], part:
     assert part in str(refused.value)
 
 
+def test_a_model_file_may_import_what_lies_beside_it(tracebench: CommandLine, tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "sizes_beside.py").write_text("WIDTH = 3", encoding="utf-8")
+    text = "from sizes_beside import WIDTH\n" + GOOD.replace("Linear(3, 3)", "Linear(WIDTH, 3)")
+    (folder / "mine.py").write_text(text, encoding="utf-8")
+    done = tracebench(
+        "model=file", "model.path=my models/mine.py", "frontend=fx", "stages=[soundness]", "results_dir=my results",
+        "name=first try",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(records_in(tmp_path / "my results" / "first try")) == ["mine fx"]
+
+
 def test_a_bad_model_file_in_a_sweep_costs_only_its_own_case(
     model_file: ModelFile, tracebench: CommandLine, tmp_path: Path
 ) -> None:

@@ -277,6 +277,10 @@ def import_file(path: Path) -> ModuleType:
         raise RequestError(f"{path} is not a Python file. Give one with model=file model.path=FILE.py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # As when Python runs the file: modules beside it can be imported.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

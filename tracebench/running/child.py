@@ -5,6 +5,7 @@ Also the way a case starts where processes cannot be forked: ``python -m tracebe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -42,8 +43,9 @@ def seal(log: Path) -> None:
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if sys.platform == "linux":
-        # If memory runs out, this process is the one to go.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        # If memory runs out, this process is the one to go. Where /proc is closed the system chooses.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def work(job: dict[str, Any]) -> None:
