@@ -67,22 +67,22 @@ def _fresh(subject: Subject, calls: list[Call], skipped: list[Probe], notes: lis
 
 
 def _batches(subject: Subject, calls: list[Call], skipped: list[Probe]) -> None:
+    """Add one sample less and one more, then one sample and none: sizes 0 and 1 are where captures specialise."""
     size = subject.batch_size
-    for change in (-1, 1):
+    given = subject.with_batch if size is not None else None
+    if given is None:
         try:
-            if subject.with_batch is not None and size is not None:
-                if size + change < 1:
-                    continue
-                calls.append(Call(f"batch_{size + change}", subject.with_batch(size + change)))
-            else:
-                found = common_batch(subject.example)
-                if found + change < 1:
-                    continue
-                inputs = with_batch(subject.example, change, subject.seed + 103 + change)
-                calls.append(Call(f"batch_{found + change}", inputs))
+            size = common_batch(subject.example)
         except CannotBatch as error:
             skipped.append(Probe("batch", "n/a", f"no other batch size can be made: {error}"))
             return
+    assert size is not None
+    for other in dict.fromkeys((size - 1, size + 1, 1, 0)):
+        if other < 0 or other == size:
+            continue
+        name = f"batch_{other}"
+        try:
+            made = given(other) if given else with_batch(subject.example, other, subject.seed + 103 + other)
+            calls.append(Call(name, made))
         except RequestError as error:
-            skipped.append(Probe("batch", "n/a", f"the model's example_inputs() fails at another batch size: {error}"))
-            return
+            skipped.append(Probe(name, "n/a", f"the model's example_inputs() fails at this batch size: {error}"))

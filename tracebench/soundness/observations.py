@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from tracebench.soundness.state import State
 from tracebench.soundness.tolerance import GRADIENT_MULTIPLE, Family, compare_values
 
 #: Everything that is compared of a call, in the order in which it is reported.
-ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "grad")
+ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "random state", "global", "grad")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Rules:
     earlier_output: bool = True
     #: Whether floating-point values are judged, or only looked at for whether they are the same to the bit.
     judge_values: bool = True
+    #: Whether it counts where a call leaves the random number generators.
+    random_state: bool = True
+    #: Gradients that eager does not reproduce: their size says nothing about the errors of the others.
+    loose_gradients: frozenset[str] = frozenset()
 
 
 def compare_calls(
@@ -64,8 +69,10 @@ def compare_calls(
         "alias": lambda: _aliases(expected.alias, actual.alias, rules),
         "observe": lambda: _observed(expected, actual, reference, judged),
         "printed": lambda: compare_text(expected.printed, actual.printed, "stdout"),
+        "random state": lambda: _generators(expected, actual) if rules.random_state else Comparison(),
+        "global": lambda: _globals(expected.globals, actual.globals),
         "grad": lambda: _gradients(
-            expected.gradients, actual.gradients, reference.gradients if reference else {}, judged
+            expected.gradients, actual.gradients, reference.gradients if reference else {}, rules
         ),
     }
     return {aspect: steps[aspect]() for aspect in ASPECTS}
@@ -78,8 +85,11 @@ def describe(aspect: str, comparison: Comparison) -> str:
         "output": "output " + "/".join(words),
         "observe": "side effect (observe)",
         "printed": "side effect (printed)",
+        "random state": "side effect (random state)",
+        "global": "side effect (global)",
     }.get(aspect, aspect)
-    shown = "; ".join(str(difference) for difference in comparison.differences[:3])
+    first = comparison.differences[:3]
+    shown = "; ".join(found.detail if aspect == "random state" else str(found) for found in first)
     more = len(comparison.differences) - 3
     return f"{head}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
@@ -135,11 +145,37 @@ def _observed(expected: Snapshot, actual: Snapshot, reference: Snapshot | None, 
     return compare(wanted, found, after, path="observe()", judge_values=judged)
 
 
+def _generators(expected: Snapshot, actual: Snapshot) -> Comparison:
+    """Compare where two calls left the generators: all later random numbers of the program hang on it."""
+    return Comparison(
+        tuple(
+            Difference("generators", "value", f"{name} generator advanced differently")
+            for name, state in expected.randomness.items()
+            if actual.randomness.get(name) != state
+        )
+    )
+
+
+def _globals(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Comparison:
+    parts = []
+    for name in sorted({*expected, *actual}):
+        if name not in actual:
+            parts.append(_one(name, "keys", "missing"))
+        elif name not in expected:
+            parts.append(_one(name, "keys", "not there in eager"))
+        elif expected[name] is not actual[name]:
+            parts.append(compare(expected[name], actual[name], path=name))
+    # Only what differs: that unchanged numbers agree is no evidence, and no figure.
+    return Comparison(tuple(difference for part in parts for difference in part.differences))
+
+
 Gradients = Mapping[str, torch.Tensor | BlockSums | None]
 
 
-def _gradients(expected: Gradients, actual: Gradients, reference: Gradients, judged: bool) -> Comparison:
+def _gradients(expected: Gradients, actual: Gradients, reference: Gradients, rules: Rules) -> Comparison:
     parts = []
+    judged = rules.judge_values
+    steady = {name: gradient for name, gradient in expected.items() if name not in rules.loose_gradients}
     family: Family | None = None
     for name in [*expected, *(name for name in actual if name not in expected)]:
         wanted, found, after = expected.get(name), actual.get(name), reference.get(name)
@@ -149,12 +185,12 @@ def _gradients(expected: Gradients, actual: Gradients, reference: Gradients, jud
             parts.append(_one(name, "value", "a gradient, where eager has none"))
         elif isinstance(wanted, BlockSums) and isinstance(found, BlockSums):
             if judged and family is None and not torch.equal(wanted.sums, found.sums):
-                family = _family(expected, reference)
+                family = _family(steady, reference)
             sums = after.sums if isinstance(after, BlockSums) else None
             parts.append(_block_sums(wanted, found, sums, name, family, judged))
         elif isinstance(wanted, torch.Tensor) and isinstance(found, torch.Tensor):
             if judged and family is None and not bitwise_equal(wanted, found):
-                family = _family(expected, reference)
+                family = _family(steady, reference)
             parts.append(
                 compare(
                     wanted,

@@ -7,11 +7,17 @@ and its own seed. What one run changes, the next never sees.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import random
+import sys
+import sysconfig
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,6 +62,84 @@ class Snapshot:
     #: Gradients of parameters and inputs by name, None where there is none; empty outside training.
     gradients: Mapping[str, torch.Tensor | BlockSums | None] = field(default_factory=dict)
     alias: frozenset[Shared] = frozenset()
+    #: Where the call left each random number generator, by name.
+    randomness: Mapping[str, Hashable] = field(default_factory=dict)
+    #: Module-level values of the model's file after the call; empty where they are not watched.
+    globals: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Globals:
+    """Plain module-level values of the files that define the model's classes: read, and put back.
+
+    Plain are numbers, text, and lists, tuples, dicts and sets of these. What a value became that is no longer plain is
+    known by its type alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        names = sorted({type(part).__module__ for part in model.modules()})
+        self._places = [vars(sys.modules[name]) for name in names if name in sys.modules and not _is_library(name)]
+        self._start = [self._plain(place) for place in self._places]
+        self._objects = [dict(place) for place in self._places]
+
+    def read(self) -> dict[str, Any]:
+        """Return copies of the present values by name, and words for those that were plain and no longer are."""
+        found: dict[str, Any] = {}
+        for place, start in zip(self._places, self._start, strict=True):
+            found.update({key: f"a {type(place[key]).__name__}" for key in start if key in place})
+            found.update(self._plain(place))
+        return found
+
+    def restore(self) -> list[str]:
+        """Put the values back that were there when this object was made; return the names that had changed."""
+        changed = []
+        for place, start, objects in zip(self._places, self._start, self._objects, strict=True):
+            now = self._plain(place)
+            for key in [key for key in now if key not in start and place[key] is not objects.get(key, start)]:
+                changed.append(key)
+                if key in objects:
+                    place[key] = objects[key]
+                else:
+                    del place[key]
+            for key, value in copy.deepcopy(start).items():
+                if key not in now or not _same(now[key], value):
+                    changed.append(key)
+                    present: Any = place.get(key)
+                    # In place where that can be: functions and graphs may hold the same object.
+                    if isinstance(value, list) and type(present) is type(value):
+                        present[:] = value
+                    elif isinstance(value, (dict, set)) and type(present) is type(value):
+                        present.clear()
+                        present.update(value)
+                    else:
+                        place[key] = value
+        return changed
+
+    @staticmethod
+    def _plain(place: Mapping[str, Any]) -> dict[str, Any]:
+        return copy.deepcopy(
+            {key: value for key, value in list(place.items()) if not key.startswith("__") and _is_plain(value)}
+        )
+
+
+def _is_library(name: str) -> bool:
+    """Return whether a module is installed: what libraries keep (warned once, have looked for X) is their own."""
+    file = getattr(sys.modules[name], "__file__", None) or ""
+    return any(Path(file).is_relative_to(sysconfig.get_path(scheme)) for scheme in ("purelib", "platlib", "stdlib"))
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
+        # Subclasses (enumerations, symbolic numbers) may not copy.
+        return type(value).__module__ == "builtins"
+    if depth > 4 or not isinstance(value, (dict, list, tuple, set, frozenset)) or len(value) > 10_000:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return type(value).__module__ in ("builtins", "collections") and all(_is_plain(item, depth + 1) for item in items)
+
+
+def _same(a: Any, b: Any) -> bool:
+    # repr tells 1 from 1.0 and from True, and one NaN from none; sets of equal content may print in another order.
+    return type(a) is type(b) and (repr(a) == repr(b) or (isinstance(a, (set, frozenset)) and bool(a == b)))
 
 
 @dataclass(frozen=True)
@@ -78,11 +162,13 @@ def run(
     target: Target,
     *,
     prepare: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+    watched: Globals | None = None,
 ) -> Iterator[Snapshot]:
     """Make the calls one by one, yielding after each what it did.
 
     ``prepare`` changes each call's copy of its inputs. Between two calls whoever iterates may put the target's state
-    right. An exception of a call is in its snapshot; only what is no ``Exception`` (an interrupt) passes through.
+    right. ``watched`` globals are read after each call. An exception of a call is in its snapshot; only what is no
+    ``Exception`` (an interrupt) passes through.
     """
     earlier: list[Any] = []
     last_output: Any = None
@@ -92,7 +178,7 @@ def run(
         seen = _call(subject, target, inputs, i, earlier, last_output, condense)
         # Held until the next call is over, so that memory is not handed out again and aliasing with it is seen.
         last_output = seen.live
-        yield seen.snapshot
+        yield seen.snapshot if watched is None else replace(seen.snapshot, globals=watched.read())
 
 
 def call_inputs(subject: Subject, inputs: Inputs) -> Inputs:
@@ -107,6 +193,20 @@ def call_inputs(subject: Subject, inputs: Inputs) -> Inputs:
             if leaf.live.is_floating_point() and leaf.live.is_leaf:
                 leaf.live.requires_grad_(True)
     return copied
+
+
+def generators(device: torch.device) -> dict[str, Hashable]:
+    """Return where the generators of torch (of the CPU and of ``device``), of Python and of numpy stand."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    found: dict[str, Hashable] = {
+        "torch": bytes(torch.get_rng_state().numpy()),
+        "random": random.getstate(),
+        "numpy": (name, bytes(np.asarray(keys)), *rest),
+    }
+    if device.type not in ("cpu", "meta"):
+        state = torch.get_device_module(device).get_rng_state(device)
+        found[f"torch {device.type}"] = bytes(state.cpu().numpy())
+    return found
 
 
 @dataclass(frozen=True)
@@ -132,6 +232,7 @@ def _call(
             kept = to_tree(shown, own=True)
             if subject.training:
                 _backward(output)
+        randomness = generators(subject.device)
     except Exception as error:
         failure = Failure(type(error).__name__, str(error), user_location(error))
         return _Seen(Snapshot(snapshot(model, module, subject.model), failure, printed=printed.getvalue()), None)
@@ -148,6 +249,7 @@ def _call(
         printed=printed.getvalue(),
         gradients=gradients,
         alias=shared,
+        randomness=randomness,
     )
     _clear_gradients(model, module)
     # Detached: their memory is held, not their graph.

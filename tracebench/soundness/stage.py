@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import torch
 from torch import nn
 
 from tracebench.frontends.base import Capture, Inputs
@@ -19,7 +16,7 @@ from tracebench.soundness.compare import Comparison, compare, merge
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.observations import ASPECTS, Rules, compare_calls, describe
 from tracebench.soundness.reference import run_in_float64
-from tracebench.soundness.runs import Snapshot, Target, call_inputs, run
+from tracebench.soundness.runs import Globals, Snapshot, Target, call_inputs, generators, run
 from tracebench.soundness.state import adopt, restore_pristine
 from tracebench.soundness.structure import to_tree
 from tracebench.subject import Subject
@@ -39,31 +36,35 @@ class Soundness:
     notes: tuple[str, ...] = ()
 
 
-def judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
+def judge(subject: Subject, capture_fn: CaptureFn, *, random_state: bool = True) -> Soundness:
     """Judge the capture that ``capture_fn`` makes of a copy of the subject's model and example inputs.
 
     The subject is left as it was. What capturing itself changes in the model is put back before the first call,
-    and noted.
+    and noted. ``random_state`` says whether it counts where a call leaves the random number generators: a compiler
+    that draws its random numbers in a way of its own leaves them elsewhere by design.
 
     Raises:
         Exception: whatever ``capture_fn`` raises.
     """
     try:
         with exact_numerics():
-            return _judge(subject, capture_fn)
+            return _judge(subject, capture_fn, random_state)
     finally:
         if subject.hooks.reset is not None:
             subject.fresh_model()  # global state goes back to its start
 
 
 def verdict_of(probes: Sequence[Probe]) -> str | None:
-    """Return the verdict that probes add up to; None if none of them applied."""
+    """Return the verdict that probes add up to; None if none of them applied.
+
+    Agreement on a batch of no samples is no evidence by itself: even what eager never reproduces agrees there.
+    """
     outcomes = {probe.outcome for probe in probes}
     if "diverge" in outcomes:
         return "unsound"
     if "raise" in outcomes:
         return "restricted"
-    return "sound" if "match" in outcomes else None
+    return "sound" if any(probe.outcome == "match" and probe.name != "batch_0" for probe in probes) else None
 
 
 @dataclass(frozen=True)
@@ -91,25 +92,44 @@ class _Finding:
     excuses: tuple[_Excuse, ...] = ()
 
 
-def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
+def _judge(subject: Subject, capture_fn: CaptureFn, random_state: bool) -> Soundness:
+    if subject.hooks.reset is not None:
+        subject.fresh_model()  # what the globals start from
+    watched = Globals(subject.model)
+    try:
+        return _judge_watched(subject, capture_fn, random_state, watched)
+    finally:
+        watched.restore()
+
+
+def _judge_watched(subject: Subject, capture_fn: CaptureFn, random_state: bool, watched: Globals) -> Soundness:
     planned = plan(subject)
     calls = planned.calls
     notes = list(planned.notes)
-    eager = list(run(subject, calls, Target.eager(subject.fresh_model())))
+    watched.restore()
+    eager = list(run(subject, calls, Target.eager(subject.fresh_model()), watched=watched))
+    watched.restore()
     unstable = [
         _not_reproduced(first, second)
-        for first, second in zip(eager, run(subject, calls, Target.eager(subject.fresh_model())), strict=True)
+        for first, second in zip(
+            eager, run(subject, calls, Target.eager(subject.fresh_model()), watched=watched), strict=True
+        )
     ]
-    target, changed = _capture(subject, capture_fn)
+    target, changed = capture_copy(subject, capture_fn, watched)
     if changed:
         notes.append("capturing changed: " + _listed(changed) + "; the model was put back before the first call")
 
     findings = []
     out_of_step: str | None = None
     previous_failed = False
-    for i, actual in enumerate(run(subject, calls, target)):
+    for i, actual in enumerate(run(subject, calls, target, watched=watched)):
         call, expected = calls[i], eager[i]
-        rules = Rules(strides=subject.check_strides, earlier_output=not previous_failed)
+        rules = Rules(
+            subject.check_strides,
+            earlier_output=not previous_failed,
+            random_state=random_state,
+            loose_gradients=unstable[i]["grad"].places if "grad" in unstable[i] else frozenset(),
+        )
         finding = _Finding(call, rules=rules)
         findings.append(finding)
         previous_failed = expected.failure is not None or actual.failure is not None
@@ -118,7 +138,9 @@ def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
             finding.excuses = tuple(unstable[i].values())
             if out_of_step is not None:
                 reason = f"after {out_of_step} raised, Python state may be out of step"
-                finding.excuses += tuple(_Excuse(aspect, reason, always=False) for aspect in ("observe", "printed"))
+                finding.excuses += tuple(
+                    _Excuse(aspect, reason, always=False) for aspect in ("observe", "printed", "global")
+                )
             finding.aspects = compare_calls(expected, actual, rules=rules)
             if any(part.inexact for part in finding.aspects.values()):
                 finding.expected, finding.actual = expected, actual
@@ -128,6 +150,7 @@ def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
             if finding.probe.outcome == "raise":
                 out_of_step = call.name
 
+    watched.restore()
     _refine(subject, calls, findings, notes)
     said: dict[str, list[str]] = {}
     probes = tuple(_probe(finding, said) for finding in findings) + planned.skipped
@@ -161,34 +184,27 @@ def _not_reproduced(first: Snapshot, second: Snapshot) -> dict[str, _Excuse]:
     return excuses
 
 
-def _capture(subject: Subject, capture_fn: CaptureFn) -> tuple[Target, list[str]]:
+def capture_copy(subject: Subject, capture_fn: CaptureFn, watched: Globals) -> tuple[Target, list[str]]:
     """Capture a copy of the model and put back what that changed; return what to run, and what had changed."""
+    watched.restore()
     model = subject.fresh_model()
     inputs = call_inputs(subject, subject.example)
     before = to_tree(inputs, own=True)
-    randomness = _random_state()
+    randomness = generators(subject.device)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), subject.grad_mode():
         capture = capture_fn(model, inputs)
-    drawn = _random_state()
+    drawn = generators(subject.device)
     changed = restore_pristine(model, capture.module, subject.model)
     if compare(before, inputs, requires_grad=False).differences:
         changed.append("the example inputs")
     changed += [f"random state ({name})" for name, state in drawn.items() if state != randomness[name]]
+    changed += [f"global {name}" for name in watched.restore()]
     if printed.getvalue():
         changed.append("printed output")
     if subject.hooks.reset is not None:
         subject.hooks.reset(model)
     return Target(capture.call, model, capture.module), changed
-
-
-def _random_state() -> dict[str, object]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "torch": bytes(torch.get_rng_state().numpy()),
-        "random": random.getstate(),
-        "numpy": (name, bytes(np.asarray(keys)), *rest),
-    }
 
 
 def _by_failure(call: Call, expected: Snapshot, actual: Snapshot, unstable: dict[str, _Excuse]) -> Probe | None:

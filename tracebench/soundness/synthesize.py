@@ -42,22 +42,20 @@ def same_values(a: Inputs, b: Inputs) -> bool:
     )
 
 
-def with_batch(inputs: Inputs, change: int, seed: int) -> Inputs:
-    """Return inputs with one sample more (``change`` 1) or less (-1) than ``inputs``, and fresh values.
+def with_batch(inputs: Inputs, size: int, seed: int) -> Inputs:
+    """Return inputs like ``inputs`` with ``size`` samples, the first ones repeated as need be, and fresh values.
 
     Samples are the rows of tensors, or the entries of lists at the top level; all must agree in number.
 
     Raises:
-        CannotBatch: they do not, or there is nothing to leave out.
+        CannotBatch: they do not.
     """
-    size = common_batch(inputs)
-    if size + change < 1:
-        raise CannotBatch(f"the example has {size} sample, there is none to leave out")
+    present = common_batch(inputs)
     done: dict[int, Any] = {}
 
     def resize(value: Any) -> Any:
         if id(value) not in done:
-            done[id(value)] = _resized(value, size, change)
+            done[id(value)] = _resized(value, present, size)
         return done[id(value)]
 
     args = tuple(resize(value) for value in inputs.args)
@@ -104,17 +102,18 @@ def _tensors(inputs: Inputs) -> list[torch.Tensor]:
     return [leaf.value for _, leaf in walk(to_tree(inputs))]
 
 
-def _resized(value: Any, size: int, change: int) -> Any:
+def _resized(value: Any, present: int, size: int) -> Any:
     if isinstance(value, torch.Tensor):
         data = value.detach()
-        rows = torch.cat([data, data[:1]]) if change > 0 else data[: size - 1].clone()
+        rows = torch.cat([data] * (size // present) + [data[: size % present]])
         return rows.requires_grad_(value.requires_grad)
-    if isinstance(value, list) and len(value) == size and any(list(walk(to_tree(item))) for item in value):
-        return [*value, copy.deepcopy(value[0])] if change > 0 else value[: size - 1]
+    if isinstance(value, list) and len(value) == present and any(list(walk(to_tree(item))) for item in value):
+        kept = value[: min(size, present)]
+        return kept + [copy.deepcopy(value[i % present]) for i in range(present, size)]
     if isinstance(value, dict):
-        return type(value)((key, _resized(item, size, change)) for key, item in value.items())
+        return type(value)((key, _resized(item, present, size)) for key, item in value.items())
     if isinstance(value, tuple):
-        items = [_resized(item, size, change) for item in value]
+        items = [_resized(item, present, size) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
