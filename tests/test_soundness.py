@@ -19,7 +19,7 @@ from tracebench.frontends.base import Capture, Events, Inputs
 from tracebench.record import Probe
 from tracebench.soundness import Soundness, judge
 from tracebench.soundness.calls import plan
-from tracebench.soundness.reference import _default_float64, in_float64
+from tracebench.soundness.reference import default_float64, in_float64
 from tracebench.soundness.runs import Globals, _backward
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
 from tracebench.subject import Hooks, Subject
@@ -660,6 +660,6 @@ def test_the_float64_reference_has_the_same_loss() -> None:
         assert weights.grad is not None
         return weights.grad
 
-    with _default_float64(torch.float32):
+    with default_float64(torch.float32):
         there = gradient()
     assert torch.equal(gradient(), there)

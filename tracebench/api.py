@@ -30,6 +30,7 @@ _OPTIONS = (
     "stages",
     "throughput_seconds",
     "blame_seconds",
+    "lifecycle",
     "name",
     "frontend_options",
 )
@@ -61,8 +62,8 @@ def run(
         frontend: dynamo, jit_trace, fx, hook or eager.
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
-            ``stages``, ``throughput_seconds`` (10), ``blame_seconds`` (20), ``name`` (the model's class) and
-            ``frontend_options``.
+            ``stages``, ``throughput_seconds`` (10), ``blame_seconds`` (20), ``lifecycle`` (False),
+            ``name`` (the model's class) and ``frontend_options``.
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -82,7 +83,10 @@ def run(
         dtype=options.get("dtype", "auto"),
         seed=options.get("seed", 0),
         stages=tuple(options.get("stages", OPTIONAL_STAGES)),
-        soundness={"blame_seconds": options.get("blame_seconds", 20.0)},
+        soundness={
+            "blame_seconds": options.get("blame_seconds", 20.0),
+            "lifecycle": options.get("lifecycle", False),
+        },
         throughput={"seconds": options.get("throughput_seconds", 10.0)},
     )
     subject = subjects.from_objects(case, model, example_inputs, tuple(other_inputs))

@@ -45,7 +45,7 @@ class Case:
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
-    soundness: dict[str, Any] = field(default_factory=lambda: {"blame_seconds": 0.0})
+    soundness: dict[str, Any] = field(default_factory=lambda: {"blame_seconds": 0.0, "lifecycle": False})
     throughput: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ STATUSES = ("done", "timeout", "oom", "crashed", "error")
 #: ``verdict`` of a record; null where there is none.
 VERDICTS = ("sound", "restricted", "unsound", "refused")
 #: The stages of a case, in the order they run.
-STAGES = ("load", "reference", "capture", "soundness", "coverage", "throughput", "blame")
+STAGES = ("load", "reference", "capture", "soundness", "coverage", "throughput", "lifecycle", "blame")
 #: The stages a user can choose with ``stages=``; the ones before them always run.
 OPTIONAL_STAGES = ("soundness", "coverage", "throughput")
 

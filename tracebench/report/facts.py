@@ -271,6 +271,15 @@ def timing_warnings(record: Record) -> tuple[str, ...]:
     return record.throughput.warnings if record.throughput else ()
 
 
+def lifecycle(record: Record) -> str | None:
+    """Return which changes after capture the capture does not follow, or None if that was not asked."""
+    if record.lifecycle is None:
+        return None
+    said = {"diverge": "silently", "raise": "raises"}
+    missed = [f"{probe.name} ({said[probe.outcome]})" for probe in record.lifecycle if probe.outcome in said]
+    return f"does not follow: {', '.join(missed)}" if missed else "follows every change that could be tried"
+
+
 def shared_notes(records: Sequence[Record], naming: Names) -> list[str]:
     """Return each distinct note once, with the cases it holds for."""
     holders: dict[str, list[str]] = {}

@@ -209,6 +209,7 @@ def _list(title: str, items: Sequence[str], width: int) -> list[str]:
 
 def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:
     notes = [f"{naming.full(record)}: {'; '.join(said)}" for record in records if (said := facts.remarks(record))]
+    notes += [f"{naming.full(record)}: {told}" for record in records if (told := facts.lifecycle(record))]
     notes += facts.shared_notes(records, naming)
     if any(facts.word(record).name == "no verdict" and record.probes is None for record in records):
         notes.append(f"no verdict: {OUTCOMES['no verdict'].meaning}")

@@ -51,7 +51,8 @@ def run_case(case: Case, key: str, limits: Limits, launcher: Launcher, config: d
         failure = _failure(ending, entries, scratch / "log")
         if failure is None and (ending.reason or ending.exit_code):
             how = ending.detail or f"exit code {ending.exit_code}"
-            entries.append({"note": f"all that was asked is there, but the search for the blame did not end: {how}"})
+            stage = journal.last_stage(entries)
+            entries.append({"note": f"verdict and figures are there, but {stage} did not come to its end: {how}"})
     return journal.assemble(
         entries,
         key=key,

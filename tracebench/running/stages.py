@@ -23,6 +23,7 @@ from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.record import CaptureInfo, ErrorInfo
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
+from tracebench.soundness.lifecycle import follow
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import time_capture
@@ -37,23 +38,23 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> No
     Raises:
         BaseException: only what is neither, such as ``SystemExit`` from the model.
     """
-    search = None
+    afterwards: list[Callable[[], None]] = []
     try:
-        search = _run_stages(case, journal, subject)
+        afterwards = _run_stages(case, journal, subject)
     except Exception as error:
         if is_out_of_memory(error):
             journal.put(status="oom", error=describe_error(journal.current, error))
         else:
             # What the user asked for makes no sense, or the harness has a fault: neither is a verdict.
             journal.put(status="error", verdict=None, error=describe_error(journal.current, error))
-    # All that was asked is told by now: should the search for the blame end the process, nothing is lost.
+    # Verdict and figures are told by now: should what follows end the process, they are not lost.
     journal.finish()
-    if search is not None:
-        search()
+    for look in afterwards:
+        look()
 
 
-def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callable[[], None] | None:
-    """Run the stages; return what looks for the blame where that is asked for and there is some."""
+def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[Callable[[], None]]:
+    """Run the stages; return what else is asked for that is no part of verdict and figures."""
     with journal.stage("load"):
         subject = subject or subjects.load(case)
         case = _resolved(case, subject)
@@ -76,18 +77,20 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callab
         if info is not None:
             journal.put(capture=info)
 
-    def blame(verdict: str, detail: str) -> Callable[[], None] | None:
+    afterwards: list[Callable[[], None]] = []
+
+    def blame(verdict: str, detail: str) -> None:
         seconds = float(case.soundness["blame_seconds"])
-        if "soundness" not in case.stages or seconds == 0:
-            return None
-        return lambda: _blame(journal, subject, captures(for_verdict=True), verdict, detail, lazy, seconds)
+        if "soundness" in case.stages and seconds > 0:
+            capture = captures(for_verdict=True)
+            afterwards.append(lambda: _blame(journal, subject, capture, verdict, detail, lazy, seconds))
 
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
-        return blame("refused", f"{refusal.type}: {refusal.message}")
+        blame("refused", f"{refusal.type}: {refusal.message}")
+        return afterwards
     journal.put(status="done")
 
-    search = None
     if "soundness" in case.stages:
         judged: list[Capture] = []
 
@@ -104,7 +107,7 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callab
                 journal.note("the front end captured the model once and refused it the next time")
                 refusal = _refusal(error, subject.model, "soundness")
                 journal.put(verdict="refused", error=refusal, coverage=refused_coverage())
-                return None
+                return []
             for made in judged:
                 # Recompiles come with the later calls, which the capture stage does not make.
                 made.events.refresh()
@@ -119,10 +122,12 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callab
                     journal.note(f"no probe differs, but the tracer warned; other_inputs() could tell. {warning}")
         if found.verdict == "unsound":
             wrong = next(probe for probe in found.probes if probe.outcome == "diverge")
-            search = blame("unsound", wrong.detail)
+            blame("unsound", wrong.detail)
+        if case.soundness["lifecycle"]:
+            afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True)))
     if first_call is not None:
         journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
-        return search
+        return afterwards
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
             journal.put(coverage=cover(subject, captures("replay", marked=True)))
@@ -130,7 +135,12 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> Callab
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
             journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
-    return search
+    return afterwards
+
+
+def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn) -> None:
+    with journal.stage("lifecycle"), _told(journal, "lifecycle"):
+        journal.put(lifecycle=follow(subject, capture))
 
 
 def _blame(

@@ -21,7 +21,7 @@ from tracebench.soundness.calls import Call
 from tracebench.soundness.compare import Comparison
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.observations import Rules, compare_calls, describe
-from tracebench.soundness.reference import _default_float64, in_float64
+from tracebench.soundness.reference import default_float64, in_float64
 from tracebench.soundness.runs import Failure, Globals, Snapshot, Target, run
 from tracebench.soundness.stage import CaptureFn, capture_copy
 from tracebench.soundness.structure import to_tree, walk
@@ -175,7 +175,7 @@ def _pair(
 
 def _in_float64(subject: Subject, change: _Change) -> _Pair:
     model = subject.fresh_model().double()
-    with _default_float64(torch.get_default_dtype()):
+    with default_float64(torch.get_default_dtype()):
         return _pair(subject, Target.eager(model), change, in_float64)
 
 

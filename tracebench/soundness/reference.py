@@ -25,7 +25,7 @@ def run_in_float64(subject: Subject, calls: Sequence[Call]) -> Iterator[Snapshot
     model = subject.fresh_model().double()
     steps = run(subject, calls, Target.eager(model), prepare=in_float64)
     while True:
-        with _default_float64(default):
+        with default_float64(default):
             try:
                 snapshot = next(steps)
             except StopIteration:
@@ -34,7 +34,7 @@ def run_in_float64(subject: Subject, calls: Sequence[Call]) -> Iterator[Snapshot
 
 
 @contextlib.contextmanager
-def _default_float64(before: torch.dtype) -> Iterator[None]:
+def default_float64(before: torch.dtype) -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
         yield
