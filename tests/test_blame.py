@@ -23,18 +23,7 @@ from tracebench.soundness.blame import _record, find_blame
 from tracebench.soundness.stage import CaptureFn
 from tracebench.subject import Hooks, Subject
 
-
-def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
-    return Subject(
-        name="model",
-        model=model,
-        example=Inputs(args, options.pop("kwargs", {})),
-        mode=options.pop("mode", "inference"),
-        device=torch.device("cpu"),
-        dtype="float32",
-        seed=0,
-        **options,
-    )
+from .subjects import subject
 
 
 def both_ways(model: nn.Module, x: torch.Tensor, **options: Any) -> Subject:

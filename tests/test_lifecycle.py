@@ -18,25 +18,9 @@ from tracebench.record import Probe
 from tracebench.soundness.lifecycle import follow
 from tracebench.subject import Hooks, Subject, devices
 
+from .subjects import itself, subject
+
 NAMES = ["train_eval_switch", "dtype_move", "device_move", "parameter_replaced", "hook_added"]
-
-
-def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
-    return Subject(
-        name="model",
-        model=model,
-        example=Inputs(args),
-        mode=options.pop("mode", "inference"),
-        device=torch.device("cpu"),
-        dtype="float32",
-        seed=0,
-        **options,
-    )
-
-
-def itself(model: nn.Module, inputs: Inputs) -> Capture:
-    """The null capture."""
-    return Capture(call=model, module=model, events=Events())
 
 
 def by(front_end: str) -> Callable[[nn.Module, Inputs], Capture]:

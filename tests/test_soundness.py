@@ -22,29 +22,12 @@ from tracebench.soundness.calls import plan
 from tracebench.soundness.reference import default_float64, in_float64
 from tracebench.soundness.runs import Globals, _backward
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
-from tracebench.subject import Hooks, Subject
+from tracebench.subject import Hooks
+
+from .subjects import itself, subject
 
 # Inputs are drawn where tests are collected.
 torch.manual_seed(0)
-
-
-def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
-    torch.manual_seed(0)
-    return Subject(
-        name="model",
-        model=model,
-        example=Inputs(args, options.pop("kwargs", {})),
-        mode=options.pop("mode", "inference"),
-        device=torch.device("cpu"),
-        dtype="float32",
-        seed=0,
-        **options,
-    )
-
-
-def itself(model: nn.Module, inputs: Inputs) -> Capture:
-    """The null capture."""
-    return Capture(call=model, module=model, events=Events())
 
 
 def by(call: Callable[..., Any]) -> Callable[[nn.Module, Inputs], Capture]:
