@@ -122,6 +122,8 @@ def test_cases_are_named_by_what_tells_them_apart(model: Path) -> None:
     assert labels([first]) == ["mine fx replay"]
     wide = dataclasses.replace(first, model=ModelSpec("mine", str(model), {"a": 7, "b": 2}))
     assert labels([first, wide]) == ["mine fx replay a=1", "mine fx replay a=7"]
+    other = dataclasses.replace(first, model=ModelSpec("other", str(model), {"a": 7}))
+    assert labels([first, other]) == ["mine fx replay", "other fx replay"]
     strict = [dataclasses.replace(first, frontend_options={"strict": value}) for value in (True, False)]
     assert labels(strict) == ["mine fx replay strict=True", "mine fx replay strict=False"]
     others = [dataclasses.replace(first, frontend=name) for name in ("dynamo", "hook")]

@@ -84,9 +84,13 @@ def labels(cases: Sequence[Case]) -> list[str]:
         told.append(fields)
 
     def varies(name: str) -> bool:
-        # Different front ends have different options, which alone tells nothing.
-        having = [fields for fields in told if name in fields]
-        return len({repr(fields[name]) for fields in having}) > 1
+        # Different models and front ends have different options, which alone tells nothing.
+        owner = {"options": "model", "frontend_options": "frontend"}.get(name.partition(".")[0])
+        values: dict[Any, set[str]] = {}
+        for fields in told:
+            if name in fields:
+                values.setdefault(fields[owner] if owner else None, set()).add(repr(fields[name]))
+        return any(len(found) > 1 for found in values.values())
 
     names = dict.fromkeys(name for fields in told for name in fields)
     varying = [name for name in names if name not in ("model", "frontend", "executor") and varies(name)]
