@@ -320,6 +320,13 @@ def test_what_a_model_file_does_not_expect_can_fail_a_run() -> None:
     assert exit_code([dataclasses.replace(found, expected=("unsound",))], [], {"unexpected"}) == 0
 
 
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m tracebench --help | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "t"
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("argument", "some", "none"),
     [

@@ -40,6 +40,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except (RequestError, ServerDied) as error:
         print(f"tracebench: {error}", file=sys.stderr)
         code = 2 if isinstance(error, RequestError) else 1
+    except BrokenPipeError:
+        # Whoever read the output has left, as head does; Python must not complain of it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except KeyboardInterrupt:
         print("tracebench: interrupted; finished cases are kept", file=sys.stderr)
         code = 130
