@@ -14,7 +14,7 @@ from torch import nn
 
 from tracebench import subject as subjects
 from tracebench.case import Case, ModelSpec
-from tracebench.errors import RequestError
+from tracebench.errors import unknown_choice
 from tracebench.frontends import FRONT_ENDS
 from tracebench.record import Record
 from tracebench.running import journal
@@ -70,9 +70,9 @@ def run(
     """
     for option in options:
         if option not in _OPTIONS:
-            raise RequestError(f"unknown option {option!r}. Valid choices: {', '.join(_OPTIONS)}.")
+            raise unknown_choice("option", option, _OPTIONS)
     if frontend not in FRONT_ENDS:
-        raise RequestError(f"unknown front end {frontend!r}. Valid choices: {', '.join(FRONT_ENDS)}.")
+        raise unknown_choice("front end", frontend, FRONT_ENDS)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,

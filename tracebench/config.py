@@ -154,6 +154,15 @@ class Config:
     fail_on: list[str] = _key(list, f"outcomes that make the exit code 1, of {', '.join(FAIL_ON)}")
 
 
+#: Keys of ``Config`` that hold keys themselves, of one schema whatever is chosen.
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "soundness": SoundnessConfig,
+    "throughput": ThroughputConfig,
+    "limits": LimitsConfig,
+}
+
+
 def config_folder() -> Path:
     """Return the folder of Hydra's config groups: the packaged copy if there is one, else the checkout's."""
     return _data_folder("_configs", "configs")
@@ -254,12 +263,9 @@ def valid_keys(path: str, front_ends: Iterable[str] = FRONT_END_SCHEMAS) -> list
     parent = path.rpartition(".")[0]
     schemas: dict[str, list[Any]] = {
         "": [Config],
-        "model": [ModelConfig],
         "frontend": [FRONT_END_SCHEMAS[name] for name in front_ends if name in FRONT_END_SCHEMAS],
         "executor": [ExecutorConfig],
-        "soundness": [SoundnessConfig],
-        "throughput": [ThroughputConfig],
-        "limits": [LimitsConfig],
+        **{name: [schema] for name, schema in SECTIONS.items()},
     }
     found = {f.name for schema in schemas.get(parent, [Config]) for f in dataclasses.fields(schema)}
     prefix = f"{parent}." if parent in schemas and parent else ""
@@ -275,7 +281,7 @@ def _known_keys(plain: dict[str, Any]) -> None:
     front_end = plain["frontend"].get("name", "")
     _one_of("front end", front_end, tuple(FRONT_END_SCHEMAS))
     _one_of("executor", plain["executor"].get("name", ""), tuple(EXECUTORS))
-    for group in ("", "model", "frontend", "executor", "soundness", "throughput", "limits"):
+    for group in ("", "frontend", "executor", *SECTIONS):
         prefix = f"{group}." if group else ""
         valid = valid_keys(f"{prefix}x", [front_end])
         for name in plain[group] if group else plain:

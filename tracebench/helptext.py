@@ -58,7 +58,7 @@ def help_page() -> str:
     parts += [_entry(name, text) for name, text in config.EXECUTORS.items()]
     parts.append("\nKEYS (KEY=VALUE)")
     for field in dataclasses.fields(config.Config):
-        nested = _schema_of(field.name)
+        nested = config.SECTIONS.get(field.name)
         if nested is None:
             parts.append(_key(field, ""))
         else:
@@ -71,17 +71,6 @@ def help_page() -> str:
     parts.append("\nVERDICTS AND FAILURES")
     parts += [_entry(word.name, word.meaning) for word in OUTCOMES.values()]
     return "\n".join([*parts, "", _OUTRO])
-
-
-def _schema_of(name: str) -> Any:
-    """The schema of a key that holds keys itself and is not chosen by name."""
-    schemas = {
-        "model": config.ModelConfig,
-        "soundness": config.SoundnessConfig,
-        "throughput": config.ThroughputConfig,
-        "limits": config.LimitsConfig,
-    }
-    return schemas.get(name)
 
 
 def _entry(name: str, text: str) -> str:

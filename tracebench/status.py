@@ -44,9 +44,7 @@ OUTCOMES: dict[str, Word] = {
 STATUSES = ("done", "timeout", "oom", "crashed", "error")
 #: ``verdict`` of a record; null where there is none.
 VERDICTS = ("sound", "restricted", "unsound", "refused")
-#: The stages of a case, in the order they run.
-STAGES = ("load", "reference", "capture", "soundness", "coverage", "throughput", "lifecycle", "blame")
-#: The stages a user can choose with ``stages=``; the ones before them always run.
+#: The stages a user can choose with ``stages=``; load, reference and capture always run before them.
 OPTIONAL_STAGES = ("soundness", "coverage", "throughput")
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +106,20 @@ class Subject:
     def fresh_inputs(self, inputs: Inputs | None = None) -> Inputs:
         """Return a copy of ``inputs`` (default: the example) in one piece, so that aliasing within it is kept."""
         return copy.deepcopy(self.example if inputs is None else inputs)
+
+    @contextlib.contextmanager
+    def restoring_globals(self) -> Iterator[None]:
+        """Put global state, which the model file's ``reset`` knows of, back to its start when the context ends."""
+        try:
+            yield
+        finally:
+            if self.hooks.reset is not None:
+                self.fresh_model()
+
+    def synchronise(self) -> None:
+        """Wait until an accelerator has done what it was given."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def grad_mode(self) -> AbstractContextManager[Any]:
         """Return the context in which calls run: gradients recorded in training, not in inference."""

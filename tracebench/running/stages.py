@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import nn
 
 from tracebench import environment
@@ -18,6 +17,7 @@ from tracebench.case import Case
 from tracebench.coverage.stage import cover, refused_coverage
 from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
+from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.record import CaptureInfo, ErrorInfo
@@ -150,7 +150,7 @@ def _blame(
         try:
             journal.put(blame=find_blame(subject, capture, verdict, detail, lazy=lazy, seconds=seconds))
         except Exception as error:
-            journal.note(f"blame n/a: {type(error).__name__}: {_first_line(error)}")
+            journal.note(f"blame n/a: {type(error).__name__}: {first_line(error)}")
 
 
 def _capturer(front_end: FrontEnd, executor: str, *, marked: bool, for_verdict: bool) -> CaptureFn:
@@ -175,7 +175,7 @@ def _told(journal: Journal, stage: str) -> Iterator[None]:
     except (CallError, CaptureError) as error:
         if is_out_of_memory(error):
             raise
-        journal.note(f"{stage} n/a: {_first_line(error)}")
+        journal.note(f"{stage} n/a: {first_line(error)}")
 
 
 def _resolved(case: Case, subject: Subject) -> Case:
@@ -194,7 +194,7 @@ def _reference(subject: Subject) -> None:
             raise
         raise RequestError(
             f"the model {subject.name!r} raises on its own example inputs when run eagerly, before any capture: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -223,7 +223,7 @@ def _capture(
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                first_call = f"{type(error).__name__}: {_first_line(error)}"
+                first_call = f"{type(error).__name__}: {first_line(error)}"
     events = made.events
     events.refresh()
     info = CaptureInfo(
@@ -240,8 +240,7 @@ def _capture(
 
 
 def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:
-    cause = error.__cause__ if isinstance(error, CaptureError) and error.__cause__ is not None else error
-    told = describe_error(stage, cause)
+    told = describe_error(stage, own_error(error))
     if told.user_location is None:
         # Raised outside the model's code, over what its forward takes or returns.
         told = dataclasses.replace(told, user_location=definition(model.forward))
@@ -251,8 +250,7 @@ def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:
 def _call(subject: Subject, capture: Capture, inputs: Inputs) -> None:
     with subject.hooks.call_context(0):
         capture.call(*inputs.args, **inputs.kwargs)
-    if subject.device.type != "cpu":
-        torch.accelerator.synchronize(subject.device)
+    subject.synchronise()
 
 
 def _about_torch(warning: warnings.WarningMessage) -> bool:
@@ -261,8 +259,7 @@ def _about_torch(warning: warnings.WarningMessage) -> bool:
 
 
 def _warning(warning: warnings.WarningMessage) -> str:
-    first = str(warning.message).strip().splitlines() or [""]
-    return f"{warning.category.__name__}: {first[0]}"
+    return f"{warning.category.__name__}: {first_line(warning.message)}"
 
 
 def describe_error(stage: str, error: BaseException) -> ErrorInfo:
@@ -274,19 +271,3 @@ def describe_error(stage: str, error: BaseException) -> ErrorInfo:
         user_location=user_location(error),
         traceback="".join(traceback.format_exception(error)),
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error``, or what caused it, is a failed allocation on host or device."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, (MemoryError, torch.OutOfMemoryError)):
-            return True
-        if isinstance(seen, RuntimeError) and "can't allocate memory" in str(seen):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from tracebench.errors import CaptureError
-from tracebench.frontends.base import Capture, Inputs
+from tracebench.failures import first_line, is_out_of_memory, own_error
+from tracebench.frontends.base import Inputs
 from tracebench.record import Blame
 from tracebench.soundness.calls import Call, plan
 from tracebench.soundness.compare import compare
@@ -40,7 +41,8 @@ def find_blame(
 ) -> Blame:
     """Return the smallest submodule whose capture by itself is ``verdict`` too; the whole model if none is.
 
-    ``detail`` says what is wrong with the whole model's capture. ``lazy`` says that capturing ends with the first call
+    ``capture_fn`` raises ``CaptureError`` where the front end refuses. ``detail`` says what is wrong with the whole
+    model's capture. ``lazy`` says that capturing ends with the first call
     of the capture. After ``seconds`` no further submodule is judged, and the answer is the best so far.
 
     A submodule counts as refused only if it is refused as the whole model is: at the same line of user code, or, where
@@ -55,15 +57,11 @@ def find_blame(
     if verdict not in ("unsound", "refused"):
         raise ValueError(f"blame is for the verdicts unsound and refused, not {verdict!r}")
     started = time.monotonic()
-    search = _Search(subject, _refusing(capture_fn), verdict, lazy, started + seconds)
-    try:
-        # Every submodule's warnings were there when the whole model was captured.
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("ignore")
-            return search.descend(detail)
-    finally:
-        if subject.hooks.reset is not None:
-            subject.fresh_model()  # global state goes back to its start
+    search = _Search(subject, capture_fn, verdict, lazy, started + seconds)
+    # Every submodule's warnings were there when the whole model was captured.
+    with subject.restoring_globals(), warnings.catch_warnings(record=True):
+        warnings.simplefilter("ignore")
+        return search.descend(detail)
 
 
 class _CannotJudge(Exception):
@@ -148,20 +146,6 @@ class _Search:
         return f"the time limit ended the search {where}: {so_far}"
 
 
-def _refusing(capture_fn: CaptureFn) -> CaptureFn:
-    """Return ``capture_fn`` with all it raises as ``CaptureError``, so that it is told from what the harness raises."""
-
-    def capture(model: nn.Module, inputs: Inputs) -> Capture:
-        try:
-            return capture_fn(model, inputs)
-        except CaptureError:
-            raise
-        except Exception as error:
-            raise CaptureError(f"{type(error).__name__}: {error}") from error
-
-    return capture
-
-
 def _refusal(subject: Subject, capture_fn: CaptureFn, lazy: bool) -> _Refusal | None:
     """Return how the front end refuses ``subject``, or None if it does not.
 
@@ -182,17 +166,15 @@ def _refusal(subject: Subject, capture_fn: CaptureFn, lazy: bool) -> _Refusal | 
                 with subject.hooks.call_context(0):
                     made.call(*again.args, **again.kwargs)
         except Exception as error:
-            refusal = _described(error)
-            if "OutOfMemory" in refusal.type or refusal.type == "MemoryError" or "allocate memory" in refusal.message:
-                raise _CannotJudge(str(refusal)) from error
-            return refusal
+            if is_out_of_memory(error):
+                raise _CannotJudge(str(_described(error))) from error
+            return _described(error)
     return None
 
 
 def _described(error: Exception) -> _Refusal:
-    cause = error.__cause__ if isinstance(error, CaptureError) and error.__cause__ is not None else error
-    first = (str(cause).strip().splitlines() or [""])[0]
-    return _Refusal(type(cause).__name__, first, user_location(cause))
+    cause = own_error(error)
+    return _Refusal(type(cause).__name__, first_line(cause), user_location(cause))
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,9 @@ def follow(subject: Subject, capture_fn: CaptureFn) -> tuple[Probe, ...]:
     Raises:
         Exception: whatever ``capture_fn`` raises.
     """
-    try:
-        with exact_numerics():
-            unchanged = _pair(subject, _eager(subject), _Change("none"))
-            return tuple(_probe(subject, capture_fn, change, unchanged) for change in _changes(subject))
-    finally:
-        if subject.hooks.reset is not None:
-            subject.fresh_model()  # global state goes back to its start
+    with subject.restoring_globals(), exact_numerics():
+        unchanged = _pair(subject, _eager(subject), _Change("none"))
+        return tuple(_probe(subject, capture_fn, change, unchanged) for change in _changes(subject))
 
 
 def _changes(subject: Subject) -> Iterator[_Change]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tracebench.failures import first_line
 from tracebench.frontends.base import Inputs
 from tracebench.soundness.aliasing import Shared, aliasing
 from tracebench.soundness.blocksums import BlockSums, block_sums
@@ -43,7 +44,7 @@ class Failure:
     location: str | None
 
     def __str__(self) -> str:
-        first = self.message.strip().splitlines()[0] if self.message.strip() else ""
+        first = first_line(self.message)
         where = f" (at {self.location})" if self.location else ""
         return f"{self.type}: {first}"[:300] + where
 

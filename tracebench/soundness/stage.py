@@ -46,12 +46,8 @@ def judge(subject: Subject, capture_fn: CaptureFn, *, random_state: bool = True)
     Raises:
         Exception: whatever ``capture_fn`` raises.
     """
-    try:
-        with exact_numerics():
-            return _judge(subject, capture_fn, random_state)
-    finally:
-        if subject.hooks.reset is not None:
-            subject.fresh_model()  # global state goes back to its start
+    with subject.restoring_globals(), exact_numerics():
+        return _judge(subject, capture_fn, random_state)
 
 
 def verdict_of(probes: Sequence[Probe]) -> str | None:

@@ -39,7 +39,7 @@ def time_capture(
         captured = _bound(subject, made.call, "the capture", module=model)
         before_first_call = time.perf_counter()
         captured()
-        _synchronise(subject.device)
+        subject.synchronise()
         first_call = time.perf_counter()
         info = measure(
             eager,
@@ -92,8 +92,3 @@ def _bound(
 
 def _differentiable(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
