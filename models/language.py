@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+#: Other lengths of sequence that these models are meant for.
+SHAPES = [{"sequence_length": 40}, {"sequence_length": 1}]
+
 
 class Attention(nn.Module):
     """Multi-head self-attention: (B, T, W) to (B, T, W)."""

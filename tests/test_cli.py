@@ -17,7 +17,9 @@ from tracebench.case import Case, ModelSpec
 from tracebench.cli import _rewritten, exit_code, main
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.helptext import choices, help_page
+from tracebench.probes import LIFECYCLE
 from tracebench.record import ErrorInfo, Record
+from tracebench.soundness.calls import plan
 from tracebench.status import OPTIONAL_STAGES, OUTCOMES
 from tracebench.subject import load
 
@@ -53,6 +55,9 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["frontend.name=other"], ["unknown front end 'other'", "dynamo, eager, fx, hook, jit_trace"]),
         (["batch_size=many"], ["batch_size=many", "could not be converted to Integer"]),
         (["batch_size=0"], ["batch_size=0 must be greater than 0"]),
+        (["soundness.probes=[fresh,bach]"], ["unknown entry of soundness.probes 'bach'", "batch"]),
+        (["soundness.aspects=[speed]"], ["unknown entry of soundness.aspects 'speed'", "random_state"]),
+        (["soundness.lifecycle_seconds=-1"], ["must not be negative"]),
         (["throughput.seconds=-1"], ["throughput.seconds=-1", "greater than 0"]),
         (["limits.memory_gb=0"], ["limits.memory_gb", "greater than 0"]),
         (["mode=train"], ["unknown mode 'train'", "Did you mean: training", "inference"]),
@@ -105,6 +110,8 @@ def example_inputs(): return (torch.ones(2, 3),)
         (GOOD + "def other_inputs(): return 4", {}, "other_inputs() returned int"),
         (GOOD + "MODE = 'teaching'", {}, "MODE is 'teaching'"),
         (GOOD + "EXPECT = {'fx': 'sond'}", {}, "unknown outcome in EXPECT"),
+        (GOOD + "SHAPES = {'width': 3}", {}, "SHAPES must be a list of mappings"),
+        (GOOD + "SHAPES = [{'width': 3}]", {}, "unknown parameter of example_inputs() in SHAPES"),
         (GOOD, {"batch_size": 3}, "takes no batch_size"),
         (GOOD, {"options": {"width": 3}}, "has no option 'width'"),
     ],
@@ -116,6 +123,22 @@ def test_a_model_file_that_is_not_one(content: str, asked: dict[str, Any], part:
     with pytest.raises(RequestError) as refused:
         load(Case(spec, "fx", batch_size=asked.get("batch_size")))
     assert part in str(refused.value)
+
+
+def test_declared_shapes_are_probed_and_one_that_cannot_be_made_does_not_apply(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    content = (
+        "import torch\nSHAPES = [{'width': 5}, {'width': 5, 'batch_size': 2}, {'width': -1}]\n"
+        "def make_model(): return torch.nn.ReLU()\n"
+        "def example_inputs(batch_size=3, width=4): return (torch.ones(batch_size, width),)\n"
+    )
+    path.write_text(content, encoding="utf-8")
+    planned = plan(load(Case(ModelSpec("mine", str(path)), "fx", batch_size=4)))
+    shapes = {call.name: list(call.inputs.args[0].shape) for call in planned.calls if "shape" in call.name}
+    assert shapes == {"shape_width=5": [4, 5], "shape_width=5,batch_size=2": [2, 5]}
+    [skipped] = planned.skipped
+    assert (skipped.name, skipped.outcome) == ("shape_width=-1", "n/a")
+    assert "example_inputs() fails at this shape" in skipped.detail
 
 
 def test_a_model_file_may_import_what_lies_beside_it(tracebench: CommandLine, tmp_path: Path) -> None:
@@ -246,7 +269,10 @@ def test_one_case_leaves_record_table_summary_and_plots(tracebench: CommandLine,
     assert speedup["ci_low"] <= speedup["ratio"] <= speedup["ci_high"]
     assert len(record["throughput"]["eager"]["samples_ms"]) == len(record["throughput"]["captured"]["samples_ms"])
     assert record["environment"]["device"] == "cpu"
-    assert set(record["stages"]) == {"load", "reference", "capture", "soundness", "coverage", "throughput"}
+    ran = {"load", "reference", "capture", "soundness", "coverage", "throughput", "lifecycle"}
+    assert set(record["stages"]) == ran
+    assert {probe["name"] for probe in record["lifecycle"]} == set(LIFECYCLE)
+    assert {probe["outcome"] for probe in record["probes"] if probe["name"].startswith("shape_")} == {"match"}
     assert (folder / "summary.csv").is_file()
     assert (folder / "report.html").is_file()
     assert list((folder / "plots").glob("*.png"))

@@ -220,7 +220,7 @@ def test_nan_and_inf_patterns(tree: Any, special: float) -> None:
     assert compare(wrong, negated).equal == (special != special)
 
 
-@given(structures(), st.sampled_from(["dtype", "shape", "requires_grad", "type", "missing", "order"]))
+@given(structures(), st.sampled_from(["dtype", "shape", "requires_grad", "stride", "type", "missing", "order"]))
 @settings(max_examples=120, deadline=None)
 def test_each_structural_fault_is_found(tree: Any, fault: str) -> None:
     if fault == "dtype":
@@ -233,6 +233,11 @@ def test_each_structural_fault_is_found(tree: Any, fault: str) -> None:
         wrong = replace_first(tree, lambda tensor: tensor.clone().requires_grad_())
         assert kinds(tree, wrong) == {"requires_grad"}
         assert compare(tree, wrong, requires_grad=False).equal
+    elif fault == "stride":
+        square = torch.arange(6.0).view(2, 3)
+        wrong = {"t": square.t().contiguous().t(), "tree": tree}
+        assert kinds({"t": square, "tree": tree}, wrong, strides=True) == {"strides"}
+        assert any("strides" in note for note in compare({"t": square, "tree": tree}, wrong).notes)
     elif fault == "type":
         assert "type" in kinds([tree], (tree,))
         assert "type" in kinds({"t": tree}, OrderedDict(t=tree))

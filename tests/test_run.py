@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tracebench.case import Case, ModelSpec
+from tracebench.case import Case, ModelSpec, soundness_options
 from tracebench.running import journal
 from tracebench.running.launch import ForkServer, Spawner, make_launcher
 from tracebench.running.limits import Limits, available_bytes, resident_bytes
@@ -118,7 +118,7 @@ class Fragile(nn.Linear):
 
 class Model("""
     path.write_text(text.replace("class Model(", fragile.strip("\n"), 1), encoding="utf-8")
-    asked = case(path, soundness={"blame_seconds": 20.0, "lifecycle": False})
+    asked = case(path, soundness=soundness_options(blame_seconds=20.0))
     record = run_case(asked, "key", Limits(60.0, 4.0), launcher)
     assert (record.status, record.verdict, record.error.type) == ("done", "refused", "TraceError")
     assert record.blame is None

@@ -8,19 +8,25 @@ import random
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 from torch import nn
 
 from tracebench.errors import RequestError
 from tracebench.frontends.base import Capture, Events, Inputs
+from tracebench.probes import ASPECTS, chosen
 from tracebench.record import Probe
 from tracebench.soundness import Soundness, judge
 from tracebench.soundness.calls import plan
+from tracebench.soundness.globals import Globals
+from tracebench.soundness.randomness import judge_random_numbers, rank_sum_z
 from tracebench.soundness.reference import default_float64, in_float64
-from tracebench.soundness.runs import Globals, _backward
+from tracebench.soundness.runs import _backward
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
 from tracebench.subject import Hooks
 
@@ -146,8 +152,9 @@ def test_the_null_capture_is_sound(name: str) -> None:
 def test_probe_names_and_order() -> None:
     given = subject(Scale(), torch.randn(2, 4))
     assert [call.name for call in plan(given).calls] == [
-        "same", "same_again", "fresh0", "fresh1", "batch_1", "batch_3", "batch_0", "same_last",
-    ]  # fmt: skip
+        *("same", "same_again", "fresh0", "fresh1", "fresh_large", "fresh_small"),
+        *("batch_1", "batch_3", "batch_0", "same_last"),
+    ]
     of_five = [call.name for call in plan(subject(Scale(), torch.randn(5, 4))).calls if "batch" in call.name]
     assert of_five == ["batch_4", "batch_6", "batch_1", "batch_0"]
     of_one = [call.name for call in plan(subject(Scale(), torch.randn(1, 4))).calls if "batch" in call.name]
@@ -419,7 +426,142 @@ def test_silent_errors_of_a_trace_are_found(model: nn.Module, x: torch.Tensor, w
 
 def test_a_good_trace_is_sound() -> None:
     assert judge(subject(Scale().eval(), torch.randn(2, 4)), traced).verdict == "sound"
-    assert judge(subject(Count(), torch.ones(2, 4)), traced).verdict == "sound"
+    buffers = subject(Count(), torch.ones(2, 4), aspects=frozenset(ASPECTS) - {"attribute"})
+    found = judge(buffers, traced)
+    assert found.verdict == "sound"
+    assert "not compared, as soundness.aspects says: attribute" in found.notes
+
+
+def test_python_attributes_are_compared() -> None:
+    found = judge(subject(Count(), torch.ones(2, 4)), traced)
+    assert found.verdict == "unsound"
+    assert probe(found, "same").detail == "attribute: calls: 0 instead of 1"
+    assert probe(found, "same_again").detail == "attribute: calls: 0 instead of 2"
+
+
+class Remembers(nn.Module):
+    """Keeps what it computed last, first under no name at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.lin(x)
+        self.last = y
+        self.sizes.append(len(x))
+        return y
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_an_attribute_that_appears_or_is_a_tensor_or_a_list(mode: str) -> None:
+    given = subject(Remembers(), torch.ones(2, 4), mode=mode)
+    assert judge(given, itself).verdict == "sound"
+
+    def stale(model: Any, x: torch.Tensor) -> Any:
+        kept = getattr(model, "last", None)
+        y = model(x)
+        model.last = y if kept is None else kept
+        return y
+
+    found = judge(given, by(stale))
+    assert probe(found, "same").outcome == "match"
+    assert probe(found, "fresh0").detail.startswith("attribute: last: 8 of 8 elements differ")
+
+    def never(model: Any, x: torch.Tensor) -> Any:
+        return model.lin(x)
+
+    found = judge(given, by(never))
+    assert probe(found, "same").detail == "attribute: last: missing; sizes: 0 items instead of 1"
+
+
+def test_probes_are_chosen() -> None:
+    given = subject(
+        Scale(),
+        torch.randn(3, 4),
+        other_shapes={"shape_length=5": lambda: Inputs((torch.randn(2, 5, 4),))},
+        invalid_inputs=(Inputs((torch.randn(3, 3),)),),
+        probes=chosen(["shape", "invalid"]),
+    )
+    found = judge(given, itself)
+    assert [probe.name for probe in found.probes] == ["same", "same_again", "shape_length=5", "same_last", "invalid0"]
+    assert any("fewer probes" in note and "fresh, batch" in note for note in found.notes)
+    rows = judge(given, by(lambda model, x: model(x) if x.dim() == 2 else (model(x)[0], x.exp())))
+    assert [probe.name for probe in rows.probes if probe.outcome == "diverge"] == ["shape_length=5"]
+
+
+class Threshold(nn.Module):
+    """Takes its other branch only where values are large, or all of them small."""
+
+    def __init__(self, sign: int) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.abs().max()
+        return x * 2 if (size > 6 if self.sign > 0 else size < 0.2) else x + 1
+
+
+@pytest.mark.parametrize(("sign", "where"), [(1, "fresh_large"), (-1, "fresh_small")])
+def test_branches_on_a_magnitude_are_found(sign: int, where: str) -> None:
+    found = judge(subject(Threshold(sign), torch.randn(3, 4)), traced)
+    assert [probe.name for probe in found.probes if probe.outcome == "diverge"] == [where]
+
+
+def test_values_of_one_sign_are_not_scaled() -> None:
+    names = [call.name for call in plan(subject(Scale(), torch.rand(3, 4))).calls]
+    assert "fresh1" in names
+    assert "fresh_large" not in names
+
+
+class Drops(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, self.p)
+
+
+def other_numbers(model: Any, x: torch.Tensor) -> Any:
+    """The model on a random stream that depends on the seed, but is not eager's."""
+    torch.rand(1)
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    ("stands_for", "outcome", "said"),
+    [
+        (other_numbers, "match", "the same distribution"),
+        (
+            lambda model, x: nn.functional.dropout(x, 0.3),
+            "diverge",
+            "another distribution: the mean square of output 0",
+        ),
+        (lambda model, x: nn.functional.dropout(x, 0.5) / 2, "diverge", "another distribution: the mean of output 0"),
+        (lambda model, x: x * (x > 0.5) * 2, "diverge", "two calls with different seeds return the same values"),
+        (lambda model, x: x * random.SystemRandom().random(), "diverge", "a seed does not give the same values again"),
+    ],
+)
+def test_random_numbers_of_another_stream(stands_for: Any, outcome: str, said: str) -> None:
+    found = judge_random_numbers(subject(Drops(0.5), torch.rand(16, 16) + 0.1), by(stands_for))
+    assert found is not None
+    assert (found.name, found.outcome) == ("random", outcome)
+    assert said in found.detail
+
+
+def test_a_model_without_random_numbers_has_no_such_probe() -> None:
+    assert judge_random_numbers(subject(Scale(), torch.rand(3, 4)), itself) is None
+
+
+@for_all(
+    st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30)
+)
+def test_rank_sum(a: list[float], b: list[float]) -> None:
+    assert rank_sum_z(a, b) == pytest.approx(-rank_sum_z(b, a))
+    assert rank_sum_z(a, a) == 0
+    assert rank_sum_z([value + 1e4 for value in a], b) > 0
 
 
 def test_a_size_baked_into_a_trace_is_loud_or_found() -> None:
@@ -544,7 +686,8 @@ def test_where_a_call_leaves_the_generators_counts() -> None:
     assert probe(found, "same").detail == (
         "side effect (random state): torch generator advanced differently; random generator advanced differently"
     )
-    assert judge(given, by(more), random_state=False).verdict == "sound"
+    loose = replace(given, aspects=frozenset(ASPECTS) - {"random_state"})
+    assert judge(loose, by(more)).verdict == "sound"
     assert judge(given, traced).verdict == "sound"
 
 
@@ -580,6 +723,45 @@ def test_globals_are_put_back_before_each_run_and_compared() -> None:
     traces = judge(subject(Logs(), torch.ones(2, 4)), traced)
     assert Globals(nn.Sequential(nn.Linear(2, 2))).read() == {}
     assert "capturing changed: global STEPS, global LOG; the model was put back before the first call" in traces.notes
+
+
+class Shared(nn.Module):
+    seen: list[int] = []
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        Shared.steps += 1
+        return x + len(self.seen) + Shared.steps
+
+
+def test_class_attributes_are_globals_too() -> None:
+    good = judge(subject(Shared(), torch.ones(2, 4)), itself)
+    assert good.verdict == "sound", good
+    assert (Shared.seen, Shared.steps) == ([], 0)
+    found = judge(subject(Shared(), torch.ones(2, 4)), by(lambda model, x: x + 2))
+    assert probe(found, "same").detail == (
+        "side effect (global): Shared.seen: 0 items instead of 1; Shared.steps: 0 instead of 1"
+    )
+
+
+class Fails(nn.Module):
+    """Counts in a global, and cannot take three samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Shared.steps += 1
+        return x + Shared.steps
+
+
+def test_after_a_refused_call_globals_go_on_from_eagers() -> None:
+    def picky(model: Any, x: torch.Tensor) -> Any:
+        if len(x) == 1:
+            raise ValueError("one sample")
+        return model(x)
+
+    found = judge(subject(Fails(), torch.ones(2, 4)), by(picky))
+    assert found.verdict == "restricted"
+    assert [name for name, outcome in outcomes(found).items() if outcome == "raise"] == ["batch_1"]
 
 
 def test_globals_that_appear_or_were_no_plain_values() -> None:

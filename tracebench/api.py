@@ -6,16 +6,17 @@ Cases run in this very process, so a model that crashes takes it along; the comm
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from torch import nn
 
 from tracebench import subject as subjects
-from tracebench.case import Case, ModelSpec
+from tracebench.case import Case, ModelSpec, soundness_options
 from tracebench.errors import unknown_choice
 from tracebench.frontends import FRONT_ENDS
+from tracebench.probes import ASPECTS, PROBES
 from tracebench.record import Record
 from tracebench.running import journal
 from tracebench.running.stages import run_case
@@ -29,8 +30,10 @@ _OPTIONS = (
     "seed",
     "stages",
     "throughput_seconds",
+    "probes",
+    "aspects",
     "blame_seconds",
-    "lifecycle",
+    "lifecycle_seconds",
     "name",
     "frontend_options",
 )
@@ -62,8 +65,8 @@ def run(
         frontend: dynamo, jit_trace, fx, hook or eager.
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
-            ``stages``, ``throughput_seconds`` (10), ``blame_seconds`` (20), ``lifecycle`` (False),
-            ``name`` (the model's class) and ``frontend_options``.
+            ``stages``, ``throughput_seconds`` (10), ``probes`` and ``aspects`` (all), ``blame_seconds`` (20),
+            ``lifecycle_seconds`` (20), ``name`` (the model's class) and ``frontend_options``.
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -83,10 +86,7 @@ def run(
         dtype=options.get("dtype", "auto"),
         seed=options.get("seed", 0),
         stages=tuple(options.get("stages", OPTIONAL_STAGES)),
-        soundness={
-            "blame_seconds": options.get("blame_seconds", 20.0),
-            "lifecycle": options.get("lifecycle", False),
-        },
+        soundness=soundness_options(**_soundness(options)),
         throughput={"seconds": options.get("throughput_seconds", 10.0)},
     )
     subject = subjects.from_objects(case, model, example_inputs, tuple(other_inputs))
@@ -101,6 +101,15 @@ def run(
         case=case.describe(),
         config=case.to_dict(),
     )
+
+
+def _soundness(options: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: options[name] for name in ("probes", "aspects") if name in options}
+    for name, words in (("probes", PROBES), ("aspects", tuple(ASPECTS))):
+        for word in found.get(name, ()):
+            if word not in words:
+                raise unknown_choice(f"entry of {name}", word, words)
+    return found | {name: options.get(name, 20.0) for name in ("blame_seconds", "lifecycle_seconds")}
 
 
 def compare_frontends(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tracebench.errors import RequestError
+from tracebench.probes import ASPECTS, GROUPS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -24,6 +25,21 @@ class ModelSpec:
     name: str
     path: str
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def soundness_options(
+    probes: Iterable[str] = tuple(GROUPS),
+    aspects: Iterable[str] = tuple(ASPECTS),
+    blame_seconds: float = 0.0,
+    lifecycle_seconds: float = 0.0,
+) -> dict[str, Any]:
+    """Return the ``soundness`` section of a case; the seconds are budgets, 0 for not at all."""
+    return {
+        "probes": list(probes),
+        "aspects": list(aspects),
+        "blame_seconds": blame_seconds,
+        "lifecycle_seconds": lifecycle_seconds,
+    }
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ class Case:
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
-    soundness: dict[str, Any] = field(default_factory=lambda: {"blame_seconds": 0.0, "lifecycle": False})
+    soundness: dict[str, Any] = field(default_factory=lambda: soundness_options(probes=("use",)))
     throughput: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:

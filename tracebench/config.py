@@ -19,6 +19,7 @@ from omegaconf import MISSING, OmegaConf
 
 from tracebench.case import DTYPES, Case, ModelSpec
 from tracebench.errors import RequestError, unknown_choice
+from tracebench.probes import ASPECTS, GROUPS, PROBES
 from tracebench.running.launch import ISOLATIONS
 from tracebench.running.limits import Limits
 from tracebench.running.sweep import RERUNS, Request
@@ -108,10 +109,10 @@ class ExecutorConfig:
 class SoundnessConfig:
     """How a capture is judged."""
 
+    probes: list[str] = _key(lambda: list(GROUPS), f"which of {', '.join(PROBES)} are made")
+    aspects: list[str] = _key(lambda: list(ASPECTS), f"which of {', '.join(ASPECTS)} count")
     blame_seconds: float = _key(20.0, "how long to look for the smallest faulty submodule; 0: not at all")
-    lifecycle: bool = _key(
-        False, "also report changes after capture that it does not follow (mode switch, new dtype, ...)"
-    )
+    lifecycle_seconds: float = _key(20.0, "how long to try changes after capture (probes of lifecycle)")
 
 
 @dataclass
@@ -211,14 +212,17 @@ def to_request(config: Any) -> Request:
     _one_of("mode", plain["mode"], MODES)
     _some_of("stages", plain["stages"], OPTIONAL_STAGES)
     _some_of("fail_on", plain["fail_on"], FAIL_ON)
+    _some_of("soundness.probes", plain["soundness"]["probes"], PROBES)
+    _some_of("soundness.aspects", plain["soundness"]["aspects"], tuple(ASPECTS))
     _one_of("rerun", plain["rerun"], RERUNS)
     _one_of("limits.isolation", plain["limits"]["isolation"], ISOLATIONS)
     for name in ("throughput.seconds", "limits.seconds", "limits.memory_gb", "batch_size"):
         value = OmegaConf.select(config, name)
         if value is not None and not value > 0:
             raise RequestError(f"{name}={value} must be greater than 0.")
-    if plain["soundness"]["blame_seconds"] < 0:
-        raise RequestError("soundness.blame_seconds must not be negative; 0 turns the search off.")
+    for name in ("blame_seconds", "lifecycle_seconds"):
+        if plain["soundness"][name] < 0:
+            raise RequestError(f"soundness.{name} must not be negative; 0 turns it off.")
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")

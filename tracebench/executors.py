@@ -17,6 +17,8 @@ class Replay:
 
     name = "replay"
     compilations = 0
+    #: Whether random ops draw other numbers than eager does from the same seed.
+    own_random_numbers = False
 
     def lower(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return the graph's own code."""
@@ -39,6 +41,7 @@ class Inductor:
 
     def __init__(self, *, same_random_numbers: bool = False) -> None:
         self.compilations = 0
+        self.own_random_numbers = not same_random_numbers
         self._patches = {"fallback_random": True} if same_random_numbers else {}
 
     def lower(self, graph: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
-from tracebench import config
+from tracebench import config, probes
 from tracebench.status import OUTCOMES
 
 _WIDTH = 98
@@ -68,6 +68,13 @@ def help_page() -> str:
         if own:
             parts.append(f"\n  with frontend={name}:")
             parts += [_key(inner, "frontend.") for inner in own]
+    for title, words in (
+        ("PROBES (use: these make the verdict)", probes.USE),
+        ("PROBES (lifecycle: reported beside the verdict)", probes.LIFECYCLE),
+        ("ASPECTS of a call that are compared", probes.ASPECTS),
+    ):
+        parts.append(f"\n{title}")
+        parts += [_entry(name, meaning) for name, meaning in words.items()]
     parts.append("\nVERDICTS AND FAILURES")
     parts += [_entry(word.name, word.meaning) for word in OUTCOMES.values()]
     return "\n".join([*parts, "", _OUTRO])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.util
 import inspect
 import random
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch import nn
 from tracebench.case import DTYPES, Case
 from tracebench.errors import RequestError, check_device, unknown_choice
 from tracebench.frontends.base import Inputs
+from tracebench.probes import ASPECTS, USE, chosen
 from tracebench.status import OUTCOMES
 
 _FORM = (
@@ -69,6 +71,9 @@ class Subject:
     redraw: Callable[[int], Inputs] | None = None
     #: Returns example inputs of the given batch size, or None where the model's author gave no way.
     with_batch: Callable[[int], Inputs] | None = None
+    #: Sizes that the author declares (``SHAPES``), by the name of their probe, each with what draws such inputs; that
+    #: raises ``RequestError`` where the model's options do not allow them.
+    other_shapes: Mapping[str, Callable[[], Inputs]] = field(default_factory=dict)
     other_inputs: tuple[Inputs, ...] = ()
     invalid_inputs: tuple[Inputs, ...] = ()
     #: Whether the author gave ``other_inputs``: then no batch sizes or shapes of our own are probed.
@@ -79,6 +84,9 @@ class Subject:
     check_strides: bool = False
     #: Front end -> the outcomes that the model's file expects (``EXPECT``); empty where it says nothing.
     expect: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: What its captures are judged on: names of single probes, and of aspects of a call.
+    probes: frozenset[str] = frozenset(USE)
+    aspects: frozenset[str] = frozenset(ASPECTS)
 
     @property
     def training(self) -> bool:
@@ -201,10 +209,10 @@ def load(case: Case) -> Subject:
     def place(inputs: Any, function: str) -> Inputs:
         return _move(as_inputs(inputs, f"{case.model.path}: {function}()"), device, dtype)
 
-    def draw(seed: int, batch_size: int | None) -> Inputs:
+    def draw(seed: int, batch_size: int | None, sizes: Mapping[str, Any] = MappingProxyType({})) -> Inputs:
         seed_everything(seed)
         extra = {} if batch_size is None else {"batch_size": batch_size}
-        return place(_call_user(module, "example_inputs", {**options, **extra}), "example_inputs")
+        return place(_call_user(module, "example_inputs", {**options, **extra, **sizes}), "example_inputs")
 
     takes_batch = "batch_size" in inspect.signature(module.example_inputs).parameters
     if case.batch_size is not None and not takes_batch:
@@ -235,6 +243,10 @@ def load(case: Case) -> Subject:
         seed=case.seed,
         redraw=lambda seed: draw(seed, case.batch_size),
         with_batch=(lambda size: draw(case.seed + 2, size)) if takes_batch else None,
+        other_shapes={
+            _shape_name(sizes): functools.partial(draw, case.seed + 3, case.batch_size, sizes)
+            for sizes in _shapes(module)
+        },
         other_inputs=lists("other_inputs"),
         invalid_inputs=lists("invalid_inputs"),
         declares_inputs=functions["other_inputs"] is not None,
@@ -248,6 +260,8 @@ def load(case: Case) -> Subject:
         ),
         check_strides=bool(getattr(module, "CHECK_STRIDES", False)),
         expect=_expectations(module),
+        probes=chosen(case.soundness["probes"]),
+        aspects=frozenset(case.soundness["aspects"]),
     )
 
 
@@ -274,6 +288,8 @@ def from_objects(case: Case, model: nn.Module, example_inputs: Any, other_inputs
         other_inputs=tuple(_move(as_inputs(entry, "other_inputs"), device, dtype) for entry in other_inputs),
         declares_inputs=bool(other_inputs),
         batch_size=samples_in(example),
+        probes=chosen(case.soundness["probes"]),
+        aspects=frozenset(case.soundness["aspects"]),
     )
 
 
@@ -346,6 +362,29 @@ def _check_options(case: Case, functions: list[Callable[..., Any]]) -> None:
                 ", ".join(f"model.options.{name}" for name in sorted(known)) or "none; its functions take no parameters"
             )
             raise RequestError(f"model {case.model.name!r} has no option {option!r}. Valid choices: {valid}.")
+
+
+def _shape_name(sizes: Mapping[str, Any]) -> str:
+    return "shape_" + ",".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def _shapes(module: ModuleType) -> list[dict[str, Any]]:
+    """Read ``SHAPES``: mappings of parameters of ``example_inputs`` to other values that the model is meant for.
+
+    Raises:
+        RequestError: something else, or a parameter that ``example_inputs`` does not have.
+    """
+    found = getattr(module, "SHAPES", [])
+    known = inspect.signature(module.example_inputs).parameters
+    if not isinstance(found, (list, tuple)) or not all(isinstance(sizes, dict) and sizes for sizes in found):
+        raise RequestError(
+            f"{module.__file__}: SHAPES must be a list of mappings from parameters of example_inputs() to values, "
+            'such as [{"image_size": 160}].'
+        )
+    for name in dict.fromkeys(name for sizes in found for name in sizes):
+        if name not in known:
+            raise unknown_choice(f"parameter of example_inputs() in SHAPES of {module.__file__}", name, list(known))
+    return list(found)
 
 
 def _expectations(module: ModuleType) -> dict[str, tuple[str, ...]]:

@@ -20,10 +20,12 @@ from tracebench.executors import make_executor
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
+from tracebench.probes import LIFECYCLE
 from tracebench.record import CaptureInfo, ErrorInfo
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
+from tracebench.soundness.randomness import judge_random_numbers
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import time_capture
@@ -113,6 +115,10 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
                 made.events.refresh()
                 assert info is not None
                 journal.put(capture=dataclasses.replace(info, recompiles=tuple(made.events.recompiles)))
+            if "random" in subject.probes and make_executor(case.executor, for_verdict=False).own_random_numbers:
+                # The capture that was judged draws eager's numbers; the one that users run does not.
+                extra = judge_random_numbers(subject, captures())
+                found = found if extra is None else found.joined(extra)
             journal.put(verdict=found.verdict, probes=found.probes)
             for text in found.notes:
                 journal.note(text)
@@ -123,8 +129,9 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
         if found.verdict == "unsound":
             wrong = next(probe for probe in found.probes if probe.outcome == "diverge")
             blame("unsound", wrong.detail)
-        if case.soundness["lifecycle"]:
-            afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True)))
+        seconds = float(case.soundness["lifecycle_seconds"])
+        if subject.probes.intersection(LIFECYCLE) and seconds > 0:
+            afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True), seconds))
     if first_call is not None:
         journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
         return afterwards
@@ -138,9 +145,9 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
     return afterwards
 
 
-def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn) -> None:
+def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: float) -> None:
     with journal.stage("lifecycle"), _told(journal, "lifecycle"):
-        journal.put(lifecycle=follow(subject, capture))
+        journal.put(lifecycle=follow(subject, capture, seconds=seconds))
 
 
 def _blame(

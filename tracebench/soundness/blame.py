@@ -326,6 +326,7 @@ def _alone(subject: Subject, path: str, calls: Sequence[Call], entries: Sequence
         example=example,
         redraw=None,
         with_batch=None,
+        other_shapes={},
         other_inputs=tuple(others),
         invalid_inputs=tuple(inputs for inputs in invalid if inputs is not None),
         declares_inputs=True,

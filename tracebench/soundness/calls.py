@@ -2,7 +2,8 @@
 
 The example comes first, again, and once more at the end: some captures are wrong only on a second call, some only on
 returning to the first state. A model file's hooks count on this order: call 0 is the example, 1 the example
-again, then ``other_inputs`` one by one, then the example last; ``invalid_inputs`` follow.
+again, then ``other_inputs`` one by one, then the example last; ``invalid_inputs`` follow. ``Subject.probes`` says
+which of these are made.
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ from dataclasses import dataclass
 
 from tracebench.errors import RequestError
 from tracebench.frontends.base import Inputs
+from tracebench.probes import USE
 from tracebench.record import Probe
-from tracebench.soundness.synthesize import CannotBatch, common_batch, fresh_values, same_values, with_batch
+from tracebench.soundness.synthesize import (
+    CannotBatch,
+    common_batch,
+    fresh_values,
+    has_both_signs,
+    same_values,
+    with_batch,
+)
 from tracebench.subject import Subject
+
+#: How many times the example's magnitude the large fresh values have.
+LARGE = 8.0
 
 
 @dataclass(frozen=True)
@@ -40,13 +52,23 @@ def plan(subject: Subject) -> Plan:
     calls = [Call("same", subject.example), Call("same_again", subject.example)]
     skipped: list[Probe] = []
     notes: list[str] = []
+    wanted = subject.probes
     if subject.declares_inputs:
-        calls += [Call(f"other{i}", inputs) for i, inputs in enumerate(subject.other_inputs)]
+        if "other" in wanted:
+            calls += [Call(f"other{i}", inputs) for i, inputs in enumerate(subject.other_inputs)]
     else:
-        _fresh(subject, calls, skipped, notes)
-        _batches(subject, calls, skipped)
+        if "fresh" in wanted:
+            _fresh(subject, calls, skipped, notes)
+        if "batch" in wanted:
+            _batches(subject, calls, skipped)
+    if "shape" in wanted:
+        _shapes(subject, calls, skipped)
     calls.append(Call("same_last", subject.example))
-    calls += [Call(f"invalid{i}", inputs, invalid=True) for i, inputs in enumerate(subject.invalid_inputs)]
+    if "invalid" in wanted:
+        calls += [Call(f"invalid{i}", inputs, invalid=True) for i, inputs in enumerate(subject.invalid_inputs)]
+    left_out = [name for name in USE if name not in wanted]
+    if left_out:
+        notes.append(f"the verdict rests on fewer probes, as soundness.probes says: without {', '.join(left_out)}")
     return Plan(tuple(calls), tuple(skipped), tuple(notes))
 
 
@@ -59,7 +81,12 @@ def _fresh(subject: Subject, calls: list[Call], skipped: list[Probe], notes: lis
             notes.append(f"drawing the example anew failed, fresh values are our own: {error}")
     if drawn is None or same_values(drawn, subject.example):
         drawn = fresh_values(subject.example, subject.seed + 101)
-    for name, inputs in (("fresh0", drawn), ("fresh1", fresh_values(subject.example, subject.seed + 102))):
+    made = {"fresh0": drawn, "fresh1": fresh_values(subject.example, subject.seed + 102)}
+    if has_both_signs(subject.example):
+        # Branches on a magnitude or a norm, which values of the example's own size never take.
+        made["fresh_large"] = fresh_values(subject.example, subject.seed + 103, scale=LARGE)
+        made["fresh_small"] = fresh_values(subject.example, subject.seed + 104, scale=1 / LARGE**2)
+    for name, inputs in made.items():
         if same_values(inputs, subject.example):
             skipped.append(Probe(name, "n/a", "the inputs hold no tensor whose values could be drawn anew"))
         else:
@@ -82,7 +109,15 @@ def _batches(subject: Subject, calls: list[Call], skipped: list[Probe]) -> None:
             continue
         name = f"batch_{other}"
         try:
-            made = given(other) if given else with_batch(subject.example, other, subject.seed + 103 + other)
+            made = given(other) if given else with_batch(subject.example, other, subject.seed + 105 + other)
             calls.append(Call(name, made))
         except RequestError as error:
             skipped.append(Probe(name, "n/a", f"the model's example_inputs() fails at this batch size: {error}"))
+
+
+def _shapes(subject: Subject, calls: list[Call], skipped: list[Probe]) -> None:
+    for name, draw in subject.other_shapes.items():
+        try:
+            calls.append(Call(name, draw()))
+        except RequestError as error:
+            skipped.append(Probe(name, "n/a", f"the model's example_inputs() fails at this shape: {error}"))

@@ -7,6 +7,8 @@ verdict ``unsound``.
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,20 +18,22 @@ import torch
 from torch import nn
 
 from tracebench.frontends.base import Inputs
+from tracebench.probes import LIFECYCLE
 from tracebench.record import Probe
 from tracebench.soundness.calls import Call
 from tracebench.soundness.compare import Comparison
+from tracebench.soundness.globals import Globals
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.observations import Rules, compare_calls, describe
 from tracebench.soundness.reference import default_float64, in_float64
-from tracebench.soundness.runs import Failure, Globals, Snapshot, Target, run
+from tracebench.soundness.runs import Failure, Snapshot, Target, run
 from tracebench.soundness.stage import CaptureFn, capture_copy
 from tracebench.soundness.structure import to_tree, walk
 from tracebench.subject import Subject, devices
 
 #: What shows whether a change took effect. State is left out: the changes themselves write to it.
-_SHOWING = ("output", "input mutation", "alias", "printed", "grad")
-_RULES = Rules(random_state=False)
+_SHOWING = ("output", "input_mutation", "alias", "printed", "grad")
+_RULES = Rules(aspects=frozenset(_SHOWING))
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,32 @@ class _Pair:
         return self.failure if self.after is None else self.after.failure
 
 
-def follow(subject: Subject, capture_fn: CaptureFn) -> tuple[Probe, ...]:
+def follow(subject: Subject, capture_fn: CaptureFn, *, seconds: float = math.inf) -> tuple[Probe, ...]:
     """Return one probe for each change made to model and capture between two calls on the example.
 
     ``match``: the capture does what eager does after the change. ``diverge``: it silently does something else, mostly
     what it did before. ``raise``: it, or making the change to it, raises. ``n/a``: nothing could be seen, the reason is
-    in the detail. Each probe works on a fresh model and a fresh capture, and the subject is left as it was.
+    in the detail. Each probe works on a fresh model and a fresh capture, and the subject is left as it was. After
+    ``seconds`` no further change is tried, and its probe says so. ``Subject.probes`` may choose; without any of these
+    names, all are made.
 
     Raises:
         Exception: whatever ``capture_fn`` raises.
     """
+    started = time.monotonic()
+    wanted = subject.probes.intersection(LIFECYCLE) or frozenset(LIFECYCLE)
     with subject.restoring_globals(), exact_numerics():
         unchanged = _pair(subject, _eager(subject), _Change("none"))
-        return tuple(_probe(subject, capture_fn, change, unchanged) for change in _changes(subject))
+        probes = []
+        for change in _changes(subject):
+            if change.name not in wanted:
+                continue
+            if time.monotonic() - started < seconds:
+                probes.append(_probe(subject, capture_fn, change, unchanged))
+            else:
+                why = f"not tried within soundness.lifecycle_seconds={seconds:g}"
+                probes.append(Probe(change.name, "n/a", why))
+        return tuple(probes)
 
 
 def _changes(subject: Subject) -> Iterator[_Change]:

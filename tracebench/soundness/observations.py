@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tracebench.probes import ASPECTS
 from tracebench.soundness.aliasing import Shared, explain
 from tracebench.soundness.blocksums import BlockSums
 from tracebench.soundness.compare import (
@@ -21,11 +22,8 @@ from tracebench.soundness.compare import (
     merge,
 )
 from tracebench.soundness.runs import Failure, Snapshot
-from tracebench.soundness.state import State
+from tracebench.soundness.state import MISSING, UNKNOWN, State, place_name
 from tracebench.soundness.tolerance import GRADIENT_MULTIPLE, Family, compare_values
-
-#: Everything that is compared of a call, in the order in which it is reported.
-ASPECTS = ("output", "input mutation", "state", "alias", "observe", "printed", "random state", "global", "grad")
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Rules:
     earlier_output: bool = True
     #: Whether floating-point values are judged, or only looked at for whether they are the same to the bit.
     judge_values: bool = True
-    #: Whether it counts where a call leaves the random number generators.
-    random_state: bool = True
+    #: Names of ``probes.ASPECTS`` that count; of the others nothing is reported.
+    aspects: frozenset[str] = frozenset(ASPECTS)
     #: Gradients that eager does not reproduce: their size says nothing about the errors of the others.
     loose_gradients: frozenset[str] = frozenset()
 
@@ -62,20 +60,21 @@ def compare_calls(
             strides=rules.strides,
             judge_values=judged,
         ),
-        "input mutation": lambda: compare(
+        "input_mutation": lambda: compare(
             expected.inputs, actual.inputs, reference and reference.inputs, path="input", judge_values=judged
         ),
         "state": lambda: _states(expected.state, actual.state, reference.state if reference else None, judged),
+        "attribute": lambda: _attributes(expected.state, actual.state, reference.state if reference else None, judged),
         "alias": lambda: _aliases(expected.alias, actual.alias, rules),
         "observe": lambda: _observed(expected, actual, reference, judged),
         "printed": lambda: compare_text(expected.printed, actual.printed, "stdout"),
-        "random state": lambda: _generators(expected, actual) if rules.random_state else Comparison(),
+        "random_state": lambda: _generators(expected, actual),
         "global": lambda: _globals(expected.globals, actual.globals),
         "grad": lambda: _gradients(
             expected.gradients, actual.gradients, reference.gradients if reference else {}, rules
         ),
     }
-    return {aspect: steps[aspect]() for aspect in ASPECTS}
+    return {aspect: steps[aspect]() if aspect in rules.aspects else Comparison() for aspect in ASPECTS}
 
 
 def describe(aspect: str, comparison: Comparison) -> str:
@@ -85,11 +84,12 @@ def describe(aspect: str, comparison: Comparison) -> str:
         "output": "output " + "/".join(words),
         "observe": "side effect (observe)",
         "printed": "side effect (printed)",
-        "random state": "side effect (random state)",
+        "random_state": "side effect (random state)",
         "global": "side effect (global)",
+        "input_mutation": "input mutation",
     }.get(aspect, aspect)
     first = comparison.differences[:3]
-    shown = "; ".join(found.detail if aspect == "random state" else str(found) for found in first)
+    shown = "; ".join(found.detail if aspect == "random_state" else str(found) for found in first)
     more = len(comparison.differences) - 3
     return f"{head}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
@@ -118,6 +118,29 @@ def _states(expected: State, actual: State, reference: State | None, judged: boo
                     strides=None,
                     judge_values=judged,
                 )
+            )
+    return merge(parts)
+
+
+def _attributes(expected: State, actual: State, reference: State | None, judged: bool) -> Comparison:
+    """Compare the plain Python attributes that either call changed; of one that did not change nothing is said."""
+    parts = []
+    for place in sorted({*expected.attributes, *actual.attributes}):
+        name = place_name(place)
+        wanted, found = expected.attribute(place), actual.attribute(place)
+        if wanted is MISSING or found is MISSING:
+            if wanted is not found:
+                parts.append(_one(name, "keys", "missing" if found is MISSING else "not there in eager"))
+        elif wanted is UNKNOWN and found is UNKNOWN:
+            parts.append(Comparison(notes=(f"{name}: changed to what cannot be copied, not compared",)))
+        elif wanted is UNKNOWN or found is UNKNOWN:
+            what = "what cannot be copied instead of a plain value"
+            parts.append(_one(name, "value", what if found is UNKNOWN else "a plain value instead of eager's object"))
+        else:
+            after = reference.attributes.get(place) if reference is not None else None
+            after = None if after is MISSING or after is UNKNOWN else after
+            parts.append(
+                compare(wanted, found, after, path=name, requires_grad=False, strides=None, judge_values=judged)
             )
     return merge(parts)
 

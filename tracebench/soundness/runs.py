@@ -7,14 +7,11 @@ and its own seed. What one run changes, the next never sees.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import random
-import sys
-import sysconfig
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from tracebench.frontends.base import Inputs
 from tracebench.soundness.aliasing import Shared, aliasing
 from tracebench.soundness.blocksums import BlockSums, block_sums
 from tracebench.soundness.calls import Call
+from tracebench.soundness.globals import Globals
 from tracebench.soundness.state import State, live_tensors, snapshot
 from tracebench.soundness.structure import Tree, to_tree, walk
 from tracebench.subject import Subject, seed_everything
@@ -67,80 +65,8 @@ class Snapshot:
     randomness: Mapping[str, Hashable] = field(default_factory=dict)
     #: Module-level values of the model's file after the call; empty where they are not watched.
     globals: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Globals:
-    """Plain module-level values of the files that define the model's classes: read, and put back.
-
-    Plain are numbers, text, and lists, tuples, dicts and sets of these. What a value became that is no longer plain is
-    known by its type alone.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        names = sorted({type(part).__module__ for part in model.modules()})
-        self._places = [vars(sys.modules[name]) for name in names if name in sys.modules and not _is_library(name)]
-        self._start = [self._plain(place) for place in self._places]
-        self._objects = [dict(place) for place in self._places]
-
-    def read(self) -> dict[str, Any]:
-        """Return copies of the present values by name, and words for those that were plain and no longer are."""
-        found: dict[str, Any] = {}
-        for place, start in zip(self._places, self._start, strict=True):
-            found.update({key: f"a {type(place[key]).__name__}" for key in start if key in place})
-            found.update(self._plain(place))
-        return found
-
-    def restore(self) -> list[str]:
-        """Put the values back that were there when this object was made; return the names that had changed."""
-        changed = []
-        for place, start, objects in zip(self._places, self._start, self._objects, strict=True):
-            now = self._plain(place)
-            for key in [key for key in now if key not in start and place[key] is not objects.get(key, start)]:
-                changed.append(key)
-                if key in objects:
-                    place[key] = objects[key]
-                else:
-                    del place[key]
-            for key, value in copy.deepcopy(start).items():
-                if key not in now or not _same(now[key], value):
-                    changed.append(key)
-                    present: Any = place.get(key)
-                    # In place where that can be: functions and graphs may hold the same object.
-                    if isinstance(value, list) and type(present) is type(value):
-                        present[:] = value
-                    elif isinstance(value, (dict, set)) and type(present) is type(value):
-                        present.clear()
-                        present.update(value)
-                    else:
-                        place[key] = value
-        return changed
-
-    @staticmethod
-    def _plain(place: Mapping[str, Any]) -> dict[str, Any]:
-        return copy.deepcopy(
-            {key: value for key, value in list(place.items()) if not key.startswith("__") and _is_plain(value)}
-        )
-
-
-def _is_library(name: str) -> bool:
-    """Return whether a module is installed: what libraries keep (warned once, have looked for X) is their own."""
-    file = getattr(sys.modules[name], "__file__", None) or ""
-    return any(Path(file).is_relative_to(sysconfig.get_path(scheme)) for scheme in ("purelib", "platlib", "stdlib"))
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
-        # Subclasses (enumerations, symbolic numbers) may not copy.
-        return type(value).__module__ == "builtins"
-    if depth > 4 or not isinstance(value, (dict, list, tuple, set, frozenset)) or len(value) > 10_000:
-        return False
-    items = [*value, *value.values()] if isinstance(value, dict) else value
-    return type(value).__module__ in ("builtins", "collections") and all(_is_plain(item, depth + 1) for item in items)
-
-
-def _same(a: Any, b: Any) -> bool:
-    # repr tells 1 from 1.0 and from True, and one NaN from none; sets of equal content may print in another order.
-    return type(a) is type(b) and (repr(a) == repr(b) or (isinstance(a, (set, frozenset)) and bool(a == b)))
+    #: How long the call took.
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -228,7 +154,9 @@ def _call(
             hooks.between(model, module, i)
         seed_everything(subject.seed + i)
         with hooks.call_context(i), subject.grad_mode(), contextlib.redirect_stdout(printed):
+            started = time.perf_counter()
             output = target.call(*inputs.args, **inputs.kwargs)
+            seconds = time.perf_counter() - started
             shown = output if hooks.canonical is None else hooks.canonical(i, output, earlier)
             kept = to_tree(shown, own=True)
             if subject.training:
@@ -251,6 +179,7 @@ def _call(
         gradients=gradients,
         alias=shared,
         randomness=randomness,
+        seconds=seconds,
     )
     _clear_gradients(model, module)
     # Detached: their memory is held, not their graph.

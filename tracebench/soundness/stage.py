@@ -10,17 +10,21 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from tracebench.frontends.base import Capture, Inputs
+from tracebench.probes import ASPECTS
 from tracebench.record import Probe
 from tracebench.soundness.calls import Call, plan
 from tracebench.soundness.compare import Comparison, compare, merge
+from tracebench.soundness.globals import Globals
 from tracebench.soundness.numerics import exact_numerics
-from tracebench.soundness.observations import ASPECTS, Rules, compare_calls, describe
+from tracebench.soundness.observations import Rules, compare_calls, describe
 from tracebench.soundness.reference import run_in_float64
-from tracebench.soundness.runs import Globals, Snapshot, Target, call_inputs, generators, run
+from tracebench.soundness.runs import Snapshot, Target, call_inputs, generators, run
 from tracebench.soundness.state import adopt, restore_pristine
 from tracebench.soundness.structure import to_tree
 from tracebench.subject import Subject
 
+#: A call of the capture this long, and this many times as long as eager's, is worth a note.
+_SLOW_SECONDS, _SLOW_RATIO = 10.0, 20.0
 #: How many notes on values and strides a judgement carries; the rest are counted.
 _NOTES = 12
 
@@ -35,19 +39,23 @@ class Soundness:
     probes: tuple[Probe, ...]
     notes: tuple[str, ...] = ()
 
+    def joined(self, probe: Probe) -> Soundness:
+        """Return the judgement with one probe more."""
+        probes = (*self.probes, probe)
+        return replace(self, verdict=verdict_of(probes), probes=probes)
 
-def judge(subject: Subject, capture_fn: CaptureFn, *, random_state: bool = True) -> Soundness:
+
+def judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
     """Judge the capture that ``capture_fn`` makes of a copy of the subject's model and example inputs.
 
     The subject is left as it was. What capturing itself changes in the model is put back before the first call,
-    and noted. ``random_state`` says whether it counts where a call leaves the random number generators: a compiler
-    that draws its random numbers in a way of its own leaves them elsewhere by design.
+    and noted.
 
     Raises:
         Exception: whatever ``capture_fn`` raises.
     """
     with subject.restoring_globals(), exact_numerics():
-        return _judge(subject, capture_fn, random_state)
+        return _judge(subject, capture_fn)
 
 
 def verdict_of(probes: Sequence[Probe]) -> str | None:
@@ -88,20 +96,22 @@ class _Finding:
     excuses: tuple[_Excuse, ...] = ()
 
 
-def _judge(subject: Subject, capture_fn: CaptureFn, random_state: bool) -> Soundness:
+def _judge(subject: Subject, capture_fn: CaptureFn) -> Soundness:
     if subject.hooks.reset is not None:
         subject.fresh_model()  # what the globals start from
     watched = Globals(subject.model)
     try:
-        return _judge_watched(subject, capture_fn, random_state, watched)
+        return _judge_watched(subject, capture_fn, watched)
     finally:
         watched.restore()
 
 
-def _judge_watched(subject: Subject, capture_fn: CaptureFn, random_state: bool, watched: Globals) -> Soundness:
+def _judge_watched(subject: Subject, capture_fn: CaptureFn, watched: Globals) -> Soundness:
     planned = plan(subject)
     calls = planned.calls
     notes = list(planned.notes)
+    if left_out := [aspect for aspect in ASPECTS if aspect not in subject.aspects]:
+        notes.append(f"not compared, as soundness.aspects says: {', '.join(left_out)}")
     watched.restore()
     eager = list(run(subject, calls, Target.eager(subject.fresh_model()), watched=watched))
     watched.restore()
@@ -123,19 +133,24 @@ def _judge_watched(subject: Subject, capture_fn: CaptureFn, random_state: bool, 
         rules = Rules(
             subject.check_strides,
             earlier_output=not previous_failed,
-            random_state=random_state,
+            aspects=subject.aspects,
             loose_gradients=unstable[i]["grad"].places if "grad" in unstable[i] else frozenset(),
         )
         finding = _Finding(call, rules=rules)
         findings.append(finding)
         previous_failed = expected.failure is not None or actual.failure is not None
+        if i > 0 and actual.seconds > max(_SLOW_SECONDS, _SLOW_RATIO * expected.seconds):
+            notes.append(
+                f"on {call.name} the capture took {actual.seconds:.0f} s, eager {expected.seconds:.2g} s: "
+                "most likely it was compiled again for such inputs"
+            )
         finding.probe = _by_failure(call, expected, actual, unstable[i])
         if finding.probe is None:
             finding.excuses = tuple(unstable[i].values())
             if out_of_step is not None:
                 reason = f"after {out_of_step} raised, Python state may be out of step"
                 finding.excuses += tuple(
-                    _Excuse(aspect, reason, always=False) for aspect in ("observe", "printed", "global")
+                    _Excuse(aspect, reason, always=False) for aspect in ("attribute", "observe", "printed", "global")
                 )
             finding.aspects = compare_calls(expected, actual, rules=rules)
             if any(part.inexact for part in finding.aspects.values()):
@@ -143,6 +158,7 @@ def _judge_watched(subject: Subject, capture_fn: CaptureFn, random_state: bool, 
         elif previous_failed:
             # What the failed call had done by then differs; the next call starts from eager's state.
             adopt(target.model, target.module, subject.model, expected.state)
+            watched.adopt(expected.globals)
             if finding.probe.outcome == "raise":
                 out_of_step = call.name
 
@@ -174,7 +190,7 @@ def _not_reproduced(first: Snapshot, second: Snapshot) -> dict[str, _Excuse]:
         if found.differences:
             why = f"eager itself does not reproduce this ({describe(aspect, found)})"
             # Gradients and state are many tensors by name: the others still count.
-            by_name = aspect in ("grad", "state")
+            by_name = aspect in ("grad", "state", "attribute")
             places = frozenset(difference.path for difference in found.differences) if by_name else frozenset()
             excuses[aspect] = _Excuse(aspect, why, places)
     return excuses

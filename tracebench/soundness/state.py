@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from tracebench.soundness.compare import bitwise_equal, compare
+from tracebench.soundness.structure import to_tree, walk
 
 #: Attributes that torch keeps on modules for itself.
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"} | {
@@ -35,22 +36,23 @@ class _Word:
 
 
 #: An attribute that is not there.
-_MISSING = _Word()
+MISSING = _Word()
 #: An attribute that changed to something that cannot be copied.
-_UNKNOWN = _Word()
+UNKNOWN = _Word()
 
 Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class State:
-    """Parameters and buffers after a call: the changed ones as copies, the others by reference to the pristine ones."""
+    """What a model keeps, after a call: what changed as copies, the rest by reference to the pristine model."""
 
     pristine: Mapping[str, torch.Tensor]
     changed: Mapping[str, torch.Tensor]
     names: frozenset[str]
-    #: Plain attributes that differ from the pristine model's, as copies; see ``_MISSING`` and ``_UNKNOWN``.
-    attributes: Mapping[Place, Any] = field(default_factory=dict)
+    #: Plain attributes that differ from the pristine model's, as copies; see ``MISSING`` and ``UNKNOWN``.
+    attributes: Mapping[Place, Any]
+    model: nn.Module
 
     def get(self, name: str, like: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor ``name``; one that did not change is cast to ``like``."""
@@ -58,6 +60,10 @@ class State:
             return self.changed[name]
         tensor = self.pristine[name]
         return tensor if like is None else tensor.to(like)
+
+    def attribute(self, place: Place) -> Any:
+        """Return the attribute at ``place``, or ``MISSING``."""
+        return self.attributes[place] if place in self.attributes else _attribute(self.model, place)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -87,10 +93,10 @@ def snapshot(model: nn.Module, module: nn.Module, pristine: nn.Module) -> State:
         if cast is None or not bitwise_equal(tensor, cast):
             changed[name] = tensor.detach().clone()
     attributes = {
-        place: copy.deepcopy(value) if value is _MISSING or _is_plain(value) else _UNKNOWN
+        place: _copied(value) if value is MISSING or _is_plain(value) else UNKNOWN
         for place, value in changed_attributes(model, pristine)
     }
-    return State(base, changed, frozenset(live), attributes)
+    return State(base, changed, frozenset(live), attributes, pristine)
 
 
 def restore_pristine(model: nn.Module, module: nn.Module, pristine: nn.Module) -> list[str]:
@@ -101,7 +107,7 @@ def restore_pristine(model: nn.Module, module: nn.Module, pristine: nn.Module) -
     before = copy.deepcopy({place: _attribute(pristine, place) for place in changes})
     for place, value in before.items():
         _set(model, place, value)
-    restored += [f"attribute {_name(place)}" for place in changes]
+    restored += [f"attribute {place_name(place)}" for place in changes]
     for name, parameter in [*model.named_parameters(), *module.named_parameters()]:
         if parameter.grad is not None:
             parameter.grad = None
@@ -115,7 +121,7 @@ def adopt(model: nn.Module, module: nn.Module, pristine: nn.Module, state: State
     here = dict(changed_attributes(model, pristine))
     back = {place: _attribute(pristine, place) for place in here if place not in state.attributes}
     for place, value in copy.deepcopy({**back, **state.attributes}).items():
-        if value is not _UNKNOWN:
+        if value is not UNKNOWN:
             _set(model, place, value)
 
 
@@ -132,7 +138,7 @@ def changed_attributes(model: nn.Module, pristine: nn.Module) -> Iterator[tuple[
         old = {key: value for key, value in vars(before[path]).items() if key not in _TORCH_ATTRIBUTES}
         new = {key: value for key, value in vars(module).items() if key not in _TORCH_ATTRIBUTES}
         for key in {**old, **new}:
-            value = new.get(key, _MISSING)
+            value = new.get(key, MISSING)
             if key in old:
                 differs = _is_plain(old[key]) and not _alike(old[key], value)
             else:
@@ -142,7 +148,7 @@ def changed_attributes(model: nn.Module, pristine: nn.Module) -> Iterator[tuple[
 
 
 def _alike(old: Any, new: Any) -> bool:
-    if new is _MISSING or not _is_plain(new):
+    if new is MISSING or not _is_plain(new):
         return False
     found = compare(old, new, requires_grad=False)
     return found.equal and found.bitwise is not False
@@ -150,8 +156,8 @@ def _alike(old: Any, new: Any) -> bool:
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, torch.Tensor):
-        # Not a proxy or a fake: a tensor with data, that deepcopy can copy.
-        return type(value) in (torch.Tensor, nn.Parameter) and (value.is_leaf or not value.requires_grad)
+        # Not a proxy or a fake: a tensor with data.
+        return type(value) in (torch.Tensor, nn.Parameter)
     if isinstance(value, (*_PLAIN, np.ndarray)):
         return True
     if depth > 8:
@@ -159,6 +165,15 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(key, depth + 1) and _is_plain(item, depth + 1) for key, item in value.items())
     return isinstance(value, (list, tuple, set, frozenset)) and all(_is_plain(item, depth + 1) for item in value)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a plain value; tensors in it that belong to a graph of autograd are detached."""
+    memo: dict[int, Any] = {}
+    for _, leaf in walk(to_tree(value)):
+        if not leaf.live.is_leaf:
+            memo[id(leaf.live)] = leaf.live.detach().clone()
+    return copy.deepcopy(value, memo)
 
 
 def _put_back(model: nn.Module, module: nn.Module, values: Mapping[str, torch.Tensor]) -> list[str]:
@@ -179,14 +194,14 @@ def _put_back(model: nn.Module, module: nn.Module, values: Mapping[str, torch.Te
 
 
 def _attribute(model: nn.Module, place: Place) -> Any:
-    return vars(model.get_submodule(place[0])).get(place[1], _MISSING)
+    return vars(model.get_submodule(place[0])).get(place[1], MISSING)
 
 
 def _set(model: nn.Module, place: Place, value: Any) -> None:
     """Set one attribute, in place where it is a container or a tensor: hooks and graphs may hold the same object."""
     attributes = vars(model.get_submodule(place[0]))
-    present = attributes.get(place[1], _MISSING)
-    if value is _MISSING:
+    present = attributes.get(place[1], MISSING)
+    if value is MISSING:
         attributes.pop(place[1], None)
     elif isinstance(value, list) and type(present) is type(value):
         present[:] = value
@@ -204,5 +219,6 @@ def _set(model: nn.Module, place: Place, value: Any) -> None:
         attributes[place[1]] = value
 
 
-def _name(place: Place) -> str:
+def place_name(place: Place) -> str:
+    """Return an attribute's dotted name."""
     return f"{place[0]}.{place[1]}".lstrip(".")

@@ -15,13 +15,14 @@ class CannotBatch(Exception):
     """These inputs have no batch dimension that could be changed; the message says why."""
 
 
-def fresh_values(inputs: Inputs, seed: int) -> Inputs:
+def fresh_values(inputs: Inputs, seed: int, scale: float = 1.0) -> Inputs:
     """Return a copy of ``inputs``, aliasing kept, whose tensors hold new values of the same kind.
 
     Floats of both signs: normal with the tensor's own standard deviation and the negated mean, so that branches on a
     mean or a sum go the other way. Floats of one sign: uniform over the tensor's own range (a constant c: 0 to 2c;
     all zero: standard normal). Integers: uniform over the tensor's own range (a constant c > 0: 0 to c). Booleans:
-    coin flips. Random numbers come from a generator of their own.
+    coin flips. Random numbers come from a generator of their own. ``scale`` multiplies floats of both signs; others may
+    mean something (a pixel, a probability, a mask) that ends where the example's range does.
     """
     generator = torch.Generator().manual_seed(seed)
     made = copy.deepcopy(inputs)
@@ -29,8 +30,13 @@ def fresh_values(inputs: Inputs, seed: int) -> Inputs:
         for tensor in _tensors(made):
             target = _own_memory(tensor)
             if target.numel() and not target.is_meta:
-                target.copy_(_draw(target, generator))
+                target.copy_(_draw(target, generator, scale))
     return made
+
+
+def has_both_signs(inputs: Inputs) -> bool:
+    """Return whether a floating-point tensor of ``inputs`` has values on both sides of zero."""
+    return any(tensor.is_floating_point() and _both_signs(tensor) for tensor in _tensors(inputs))
 
 
 def same_values(a: Inputs, b: Inputs) -> bool:
@@ -131,7 +137,15 @@ def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[index] if index else tensor
 
 
-def _draw(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _both_signs(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or not tensor.numel():
+        return False
+    values = _own_memory(tensor).detach()
+    values = values[torch.isfinite(values)]
+    return bool((values > 0).any()) and bool((values < 0).any())
+
+
+def _draw(like: torch.Tensor, generator: torch.Generator, scale: float) -> torch.Tensor:
     """Return new values for ``like``, on the CPU, in float64 or an integer type."""
     shape = like.shape
     if like.dtype == torch.bool:
@@ -150,7 +164,8 @@ def _draw(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     if low_ < 0 < high_:
         spread = float(values.std()) if values.numel() > 1 else abs(high_)
-        return torch.randn(shape, generator=generator, dtype=torch.float64) * spread - float(values.mean())
+        made = torch.randn(shape, generator=generator, dtype=torch.float64) * spread - float(values.mean())
+        return made * scale
     if low_ == high_:
         low_, high_ = min(0.0, 2 * low_), max(0.0, 2 * high_)
     return torch.rand(shape, generator=generator, dtype=torch.float64) * (high_ - low_) + low_
