@@ -63,6 +63,10 @@ class DynamoConfig:
     dynamic: bool | None = _key(None, "dynamic shapes from the start: true, false, or null for torch's own choice")
 
 
+ON_REFUSAL = ("refuse", "exclude")
+_ON_REFUSAL = "refuse, or exclude: leave to Python the submodules that refuse, and capture the rest"
+
+
 @dataclass
 class JitTraceConfig:
     """torch.jit.trace."""
@@ -70,6 +74,7 @@ class JitTraceConfig:
     name: str = _key("jit_trace", "name of the front end")
     check_trace: bool = _key(True, "let torch run the trace again and refuse if it differs")
     strict: bool = _key(True, "refuse mutable containers as outputs")
+    on_refusal: str = _key("refuse", _ON_REFUSAL)
 
 
 @dataclass
@@ -77,6 +82,7 @@ class FxConfig:
     """torch.fx.symbolic_trace."""
 
     name: str = _key("fx", "name of the front end")
+    on_refusal: str = _key("refuse", _ON_REFUSAL)
 
 
 @dataclass
@@ -223,6 +229,8 @@ def to_request(config: Any) -> Request:
     for name in ("blame_seconds", "lifecycle_seconds"):
         if plain["soundness"][name] < 0:
             raise RequestError(f"soundness.{name} must not be negative; 0 turns it off.")
+    if "on_refusal" in plain["frontend"]:
+        _one_of("frontend.on_refusal", plain["frontend"]["on_refusal"], ON_REFUSAL)
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")

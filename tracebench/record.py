@@ -58,6 +58,17 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """A submodule whose forward was left to Python; ``path`` is empty for the whole model."""
+
+    path: str
+    #: Its class, and ``file:line`` where its forward is defined.
+    type: str
+    location: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class CaptureInfo:
     """Events of capturing. ``seconds`` is wall time; for a front end that captures at the first call, of that call."""
 
@@ -70,6 +81,8 @@ class CaptureInfo:
     #: Number of guards; null where the front end does not tell.
     guards: int | None = None
     constants: tuple[Constant, ...] = ()
+    #: What was left to Python so that the rest could be captured.
+    excluded: tuple[Excluded, ...] = ()
     #: Nodes that compute something, per graph (in the front end's own unit).
     graph_nodes: tuple[int, ...] = ()
     #: Warnings the front end gave while capturing.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from tracebench.record import Constant, GraphBreak
+from tracebench.record import Constant, Excluded, GraphBreak
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Events:
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
+    #: What was left to Python so that the rest could be captured.
+    excluded: list[Excluded] = field(default_factory=list)
     guards: int | None = None
     #: How many times the front end has compiled so far.
     compilations: int = 0

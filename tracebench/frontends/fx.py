@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,27 +10,57 @@ from torch import nn
 
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.exclude import Hole, Traced, capture_excluding
 from tracebench.record import Constant
 
 
 @dataclass(frozen=True)
 class Fx:
-    """Symbolic tracing of the whole module; the example inputs take no part in it."""
+    """Symbolic tracing of the whole module; the example inputs take no part in it.
+
+    ``on_refusal="exclude"`` leaves to Python what the tracer refuses, and traces the rest; ``"refuse"`` raises.
+    """
+
+    on_refusal: str = "refuse"
 
     name = "fx"
     lazy = False
 
     def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
-        """Trace ``model`` into one ``fx.GraphModule``.
+        """Trace ``model`` into one ``fx.GraphModule``, or with ``on_refusal="exclude"`` into several.
 
         Raises:
             Exception: what the tracer raises, usually ``torch.fx.proxy.TraceError`` or ``TypeError``.
         """
-        graph = torch.fx.symbolic_trace(model)
-        nodes = count_nodes(graph.graph)
-        events = Events(graph_nodes=[nodes] if nodes else [], constants=_constants(graph))
-        call = executor.wrap(graph)
-        return Capture(call=regions.inside(call) if marked else call, module=graph, events=events)
+
+        def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
+            return _trace(module, holes, executor)
+
+        if self.on_refusal == "exclude":
+            return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
+        traced = trace(model, inputs)
+        events = Events(graph_nodes=[traced.nodes] if traced.nodes else [], constants=list(traced.constants))
+        call = traced.call
+        return Capture(call=regions.inside(call) if marked else call, module=traced.module, events=events)
+
+
+def _trace(module: nn.Module, holes: Sequence[Hole], executor: Executor) -> Traced:
+    graph = torch.fx.GraphModule(module, _Tracer(holes).trace(module), type(module).__name__)
+    for hole in holes:
+        # The graph calls the module, which is a leaf of it.
+        vars(hole.module)["forward"] = hole.run
+    return Traced(executor.wrap(graph), graph, count_nodes(graph.graph), _constants(graph))
+
+
+class _Tracer(torch.fx.Tracer):
+    """The tracer of ``torch.fx.symbolic_trace``, for which holes are leaves too."""
+
+    def __init__(self, holes: Sequence[Hole]) -> None:
+        super().__init__()
+        self._holes = {id(hole.module) for hole in holes}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) in self._holes or super().is_leaf_module(m, module_qualified_name)
 
 
 def _constants(graph: torch.fx.GraphModule) -> list[Constant]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +13,57 @@ from torch import nn
 
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs
+from tracebench.frontends.exclude import Hole, Traced, capture_excluding
+from tracebench.frontends.jit_ignore import ignored
 
 
 @dataclass(frozen=True)
 class JitTrace:
-    """Tracing by example. ``check_trace`` and ``strict`` are those of ``torch.jit.trace``."""
+    """Tracing by example. ``check_trace`` and ``strict`` are those of ``torch.jit.trace``.
+
+    ``on_refusal="exclude"`` leaves to Python what the tracer refuses, and traces the rest; ``"refuse"`` raises.
+    """
 
     check_trace: bool = True
     strict: bool = True
+    on_refusal: str = "refuse"
 
     name = "jit_trace"
     lazy = False
 
     def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
-        """Trace ``model``, which runs it up to three times.
+        """Trace ``model``, which runs it up to three times; with ``on_refusal="exclude"`` often more.
 
         Raises:
             Exception: what the tracer raises, among it ``torch.jit.TracingCheckError`` from its own re-check.
         """
-        with warnings.catch_warnings():
+
+        def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
+            return self._trace(module, inputs, holes, executor)
+
+        if self.on_refusal == "exclude":
+            return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
+        traced = trace(model, inputs)
+        return Capture(
+            call=regions.inside(traced.call) if marked else traced.call,
+            module=traced.module,
+            events=Events(graph_nodes=[traced.nodes] if traced.nodes else []),
+        )
+
+    def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
+        with warnings.catch_warnings(), ignored(holes) as regions_left:
             # A warning turned into an error, as test suites do, would look like a refusal.
             warnings.simplefilter("always", torch.jit._trace.TracerWarning)
             # TorchScript is deprecated; that is no finding about the model.
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
             traced = torch.jit.trace(
-                model, **_examples(model, inputs), check_trace=self.check_trace, strict=self.strict
+                module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
             )
-        nodes = sum(1 for _ in _computing_nodes(traced.inlined_graph))
-        call = executor.wrap(traced)
-        return Capture(
-            call=regions.inside(call) if marked else call,
-            module=traced,
-            events=Events(graph_nodes=[nodes] if nodes else []),
-        )
+        if regions_left:
+            # They live as long as the trace.
+            vars(traced)["_regions_left_to_python"] = regions_left
+        return Traced(executor.wrap(traced), traced, sum(1 for _ in _computing_nodes(traced.inlined_graph)))
 
 
 def _examples(model: nn.Module, inputs: Inputs) -> dict[str, Any]:

@@ -240,6 +240,7 @@ def _capture(
         recompiles=tuple(events.recompiles),
         guards=events.guards,
         constants=tuple(events.constants),
+        excluded=tuple(events.excluded),
         graph_nodes=tuple(events.graph_nodes),
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
     )
