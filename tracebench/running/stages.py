@@ -25,9 +25,10 @@ from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
 from tracebench.soundness.stage import CaptureFn, judge
+from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import time_capture
-from tracebench.userlocation import definition, user_location
+from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
 def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> None:
@@ -79,15 +80,16 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
 
     afterwards: list[Callable[[], None]] = []
 
-    def blame(verdict: str, detail: str) -> None:
+    def look_into(verdict: str, detail: str, probe: str = "", traceback: str = "") -> None:
         seconds = float(case.soundness["blame_seconds"])
         if "soundness" in case.stages and seconds > 0:
             capture = captures(for_verdict=True)
-            afterwards.append(lambda: _blame(journal, subject, capture, verdict, detail, lazy, seconds))
+            fault = Fault(verdict, case.frontend, detail, probe, traceback, case.executor != "replay")
+            afterwards.append(lambda: _look_into(journal, subject, capture, fault, lazy, seconds))
 
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
-        blame("refused", f"{refusal.type}: {refusal.message}")
+        look_into("refused", f"{refusal.type}: {refusal.message}", traceback=refusal.traceback or "")
         return afterwards
     journal.put(status="done")
 
@@ -120,9 +122,10 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
             for warning in info.warnings:
                 if warning.startswith("TracerWarning"):
                     journal.note(f"no probe differs, but the tracer warned; other_inputs() could tell. {warning}")
-        if found.verdict == "unsound":
-            wrong = next(probe for probe in found.probes if probe.outcome == "diverge")
-            blame("unsound", wrong.detail)
+        if found.verdict in ("unsound", "restricted"):
+            failing = "diverge" if found.verdict == "unsound" else "raise"
+            wrong = next(probe for probe in found.probes if probe.outcome == failing)
+            look_into(found.verdict, wrong.detail, wrong.name)
         if case.soundness["lifecycle"]:
             afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True)))
     if first_call is not None:
@@ -143,12 +146,23 @@ def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn) -> None:
         journal.put(lifecycle=follow(subject, capture))
 
 
-def _blame(
-    journal: Journal, subject: Subject, capture: CaptureFn, verdict: str, detail: str, lazy: bool, seconds: float
+def _look_into(
+    journal: Journal, subject: Subject, capture: CaptureFn, fault: Fault, lazy: bool, seconds: float
 ) -> None:
+    """Look for the line and for the submodule at fault, together for ``seconds``."""
+    started = time.monotonic()
+    with journal.stage("explanation"):
+        try:
+            journal.put(explanation=explain(subject, fault, capture, lazy=lazy, seconds=seconds / 2))
+        except Exception as error:
+            journal.note(f"explanation n/a: {type(error).__name__}: {first_line(error)}")
+    if fault.verdict == "restricted":
+        return
+    left = seconds - (time.monotonic() - started)
     with journal.stage("blame"):
         try:
-            journal.put(blame=find_blame(subject, capture, verdict, detail, lazy=lazy, seconds=seconds))
+            blame = find_blame(subject, capture, fault.verdict, fault.detail, lazy=lazy, seconds=left)
+            journal.put(blame=blame)
         except Exception as error:
             journal.note(f"blame n/a: {type(error).__name__}: {first_line(error)}")
 
@@ -259,7 +273,8 @@ def _about_torch(warning: warnings.WarningMessage) -> bool:
 
 
 def _warning(warning: warnings.WarningMessage) -> str:
-    return f"{warning.category.__name__}: {first_line(warning.message)}"
+    place = f" (at {short(warning.filename, warning.lineno)})" if is_user_file(warning.filename) else ""
+    return f"{warning.category.__name__}: {first_line(warning.message)}{place}"
 
 
 def describe_error(stage: str, error: BaseException) -> ErrorInfo:
