@@ -80,16 +80,17 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
 
     afterwards: list[Callable[[], None]] = []
 
-    def look_into(verdict: str, detail: str, probe: str = "", traceback: str = "") -> None:
+    def look_into(verdict: str, detail: str, probe: str = "", error: ErrorInfo | None = None) -> None:
         seconds = float(case.soundness["blame_seconds"])
         if "soundness" in case.stages and seconds > 0:
             capture = captures(for_verdict=True)
-            fault = Fault(verdict, case.frontend, detail, probe, traceback, case.executor != "replay")
+            seen = (error.traceback or "", error.user_location) if error else ("", None)
+            fault = Fault(verdict, case.frontend, detail, probe, *seen, case.executor != "replay")
             afterwards.append(lambda: _look_into(journal, subject, capture, fault, lazy, seconds))
 
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
-        look_into("refused", f"{refusal.type}: {refusal.message}", traceback=refusal.traceback or "")
+        look_into("refused", f"{refusal.type}: {refusal.message}", error=refusal)
         return afterwards
     journal.put(status="done")
 
@@ -124,8 +125,10 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
                     journal.note(f"no probe differs, but the tracer warned; other_inputs() could tell. {warning}")
         if found.verdict in ("unsound", "restricted"):
             failing = "diverge" if found.verdict == "unsound" else "raise"
-            wrong = next(probe for probe in found.probes if probe.outcome == failing)
-            look_into(found.verdict, wrong.detail, wrong.name)
+            wrong = [probe for probe in found.probes if probe.outcome == failing]
+            # What goes wrong beside the output may have another cause, and matters less.
+            telling = next((probe for probe in wrong if probe.detail.startswith("output")), wrong[0])
+            look_into(found.verdict, telling.detail, telling.name)
         if case.soundness["lifecycle"]:
             afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True)))
     if first_call is not None:

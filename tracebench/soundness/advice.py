@@ -19,6 +19,7 @@ class Kind:
         return self.instead.get(front_end, self.helps)
 
 
+_PATH = "takes another path than on the example"
 _DYNAMO = "capture with torch.compile, which follows it"
 _BUFFER = (
     "keep what changes in a tensor (register_buffer, changed in place with copy_ or add_) or pass it to forward as a "
@@ -34,13 +35,25 @@ _OP = "make it an operator with torch.library.custom_op (and register_fake for D
 KINDS: dict[str, Kind] = {
     # The call and the example part ways, or see different values.
     "path": Kind(
-        "takes another path than on the example",
+        _PATH,
         _BRANCH,
         {
             "jit_trace": f"{_BRANCH}; or put the branch or loop into a function under torch.jit.script, which the "
             "trace keeps as it is",
             "hook": f"{_BRANCH}; or {_TAPE}",
             "dynamo": "keep the function out of the graph with torch.compiler.disable",
+        },
+    ),
+    # The same, where what decides is no value of a tensor.
+    "argument path": Kind(_PATH, _AGAIN),
+    "state path": Kind(_PATH, f"decide before the capture, with one capture for each way; or {_DYNAMO}"),
+    "fact path": Kind(_PATH, f"write what holds for all of them; or {_AGAIN}; or {_DYNAMO}"),
+    "shape path": Kind(
+        _PATH,
+        f"pad to one size, or {_AGAIN}; or {_DYNAMO}",
+        {
+            "jit_trace": f"pad to one size, or put the branch or loop into a function under torch.jit.script, which "
+            f"the trace keeps as it is; or {_DYNAMO}"
         },
     ),
     "raise": Kind(
@@ -77,7 +90,11 @@ KINDS: dict[str, Kind] = {
     "default dtype": Kind(
         "makes a tensor of the default dtype ({change})", "say which dtype is meant (dtype=), or keep it as a buffer"
     ),
-    "warned": Kind("is where the tracer warned ({name})", _VALUE),
+    "told": Kind(
+        "is where {name}",
+        _VALUE,
+        {"hook": f"avoid sizes that depend on values (x * mask in place of x[mask]); or {_TAPE}"},
+    ),
     # Capturing and eager part ways.
     "captured": Kind("takes another path while it is being captured", f"let it take one path in both; or {_DYNAMO}"),
     "asks": Kind(

@@ -169,7 +169,8 @@ class _Reader(ast.NodeVisitor):
             line.changes |= set(_names(target.value))
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call):
+        names = list(_names(node.value.func)) if isinstance(node.value, ast.Call) else ["_"]
+        if not names or not (names[-1].endswith("_") or names[-1] in _CHANGES):
             self._at(node).traits.add("effect")
         self.generic_visit(node)
 

@@ -13,7 +13,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,18 @@ from tracebench.soundness.codelines import Line, line_at
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.runs import Globals, Target, run
 from tracebench.soundness.stage import CaptureFn, capture_copy
-from tracebench.soundness.watch import Event, Watch, is_watched
+from tracebench.soundness.watch import Event, Watch, digest, is_watched
 from tracebench.subject import Subject
 from tracebench.userlocation import short
 
 _AT_MOST = 2
+#: Characters of a line's text that are quoted.
+_TEXT = 100
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 _ASPECT = re.compile(
     r"(?:^|\. )(?:side effect \((?P<effect>[\w ]+)\)|(?P<aspect>output|input mutation|state|alias|grad)\b)"
 )
+_GUARD = re.compile(r"GuardError: (?P<what>.+) at (?P<file>.+?):(?P<line>\d+): ")
 #: A counter of torchvision's own use, which is not kept while capturing.
 _COUNTER = "_log_api_usage_once"
 
@@ -59,7 +62,7 @@ _OUTPUT_TRAITS: dict[str, tuple[str, ...]] = {
 }
 #: How strongly a difference between two calls speaks against a line; sizes differ most often without harm.
 _RANKS = {"runs": 1, "path": 1, "raise": 1, "value": 2, "state": 2, "fact": 2, "default dtype": 2}
-_RANKS |= {"argument": 3, "foreign": 3, "warned": 3, "shape": 4}
+_RANKS |= {"argument": 3, "foreign": 3, "told": 3, "shape": 4}
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ class Fault:
     detail: str
     #: That probe's name; empty for a refusal.
     probe: str = ""
-    #: The traceback of a refusal.
+    #: The traceback of a refusal, and the line that is named where it passes through no user code.
     traceback: str = ""
+    location: str | None = None
     #: Whether a compiler ran the graphs, so that the fault may be its own.
     compiled: bool = False
 
@@ -123,7 +127,13 @@ class _Found:
         what = KINDS[self.kind].what.format(name=self.name, change=self.change)
         if self.change and "{change}" not in KINDS[self.kind].what:
             what += f" ({self.change})"
-        return Suspect(short(self.file, self.line), f"`{line_at(self.file, self.line).text}` {what}")
+        return _suspect(self.file, self.line, what)
+
+
+def _suspect(file: str, line: int, what: str) -> Suspect:
+    text = line_at(file, line).text
+    text = text if len(text) <= _TEXT else f"{text[: _TEXT - 3].rstrip()}..."
+    return Suspect(short(file, line), f"`{text}` {what}" if text else what)
 
 
 @dataclass
@@ -149,21 +159,23 @@ class _Search:
         return self._ranked(self._suspected(example, failing), [example, failing])
 
     def _refused(self) -> Explanation:
-        known = refusal(self.fault.front_end, self.fault.detail)
         if self.fault.detail.startswith("TracingCheckError"):
             # The tracer ran the example twice and saw two things; eager may, too.
             example, again = self._eager(plan(self.subject).calls, 1)
             found = _differences(example, again)
             found += _with_traits(again, ("python draws", "clock", "writes"), rank=5)
-            return self._ranked(found, [example, again], known.helps)
-        frames = [(file, int(line)) for file, line in _FRAME.findall(f"{self.fault.traceback}\n{self.fault.detail}")]
-        for file, line in reversed(frames):
+            return self._ranked(found, [example, again])
+        known = refusal(self.fault.front_end, self.fault.detail)
+        places = [(file, int(line)) for file, line in _FRAME.findall(f"{self.fault.traceback}\n{self.fault.detail}")]
+        if self.fault.location is not None:
+            file, _, line = self.fault.location.rpartition(":")
+            places.insert(0, (file, int(line)))
+        for file, line in reversed(places):
             if is_watched(file):
-                text = line_at(file, line).text
-                return Explanation((Suspect(short(file, line), f"`{text}` {known.what}"),), known.helps, "")
-        return Explanation((), known.helps, "could not tell: the error passes through no line of user code")
+                return Explanation((_suspect(file, line, known.what),), known.helps)
+        raise _CannotTell("the error passes through no line of user code")
 
-    def _ranked(self, found: list[_Found], seen: Sequence[Watch], helps: str = "") -> Explanation:
+    def _ranked(self, found: list[_Found], seen: Sequence[Watch]) -> Explanation:
         cut = next((watch.cut for watch in seen if watch.cut), "")
         places: dict[tuple[str, int], _Found] = {}
         for item in sorted(found, key=lambda item: item.rank):
@@ -179,7 +191,7 @@ class _Search:
         best = [item for item in best if item.rank <= best[0].rank + 1]
         note = f"the watch ended {cut}: there may be better suspects after that" if cut else ""
         advice = KINDS[best[0].kind].advice(self.fault.front_end)
-        return Explanation(tuple(item.suspect() for item in best), helps or advice, note)
+        return Explanation(tuple(item.suspect() for item in best), advice, note)
 
     def _eager(self, calls: Sequence[Call], index: int) -> tuple[Watch, Watch]:
         """Return what eager does on the example and on call ``index``, which may be the example."""
@@ -212,10 +224,12 @@ class _Search:
         captured = not self.lazy and (example is failing or not any(item.rank <= 2 for item in found))
         if captured:
             capturing, warned = self._capturing()
-            found += _parted(example, capturing)
-            found = _warned(found, warned)
+            found = _told(found + list(_parted(example, capturing)), warned)
         elif self.fault.front_end == "jit_trace":
-            found = _warned(found, self._capturing()[1])
+            found = _told(found, self._capturing()[1])
+        guard = _GUARD.search(self.fault.detail)
+        if guard is not None and self.fault.front_end == "hook":
+            found = _told(found, {(guard["file"], int(guard["line"])): guard["what"]}, rank=0)
         if self.lazy:
             found += _with_traits(failing, ("asks",), rank=1 if example is failing else 3)
         found += self._doing(failing, aspects)
@@ -247,7 +261,7 @@ class _Search:
             except Exception as error:
                 raise _CannotTell(f"capturing fails while it is watched: {first_line(error)}") from error
         warned = {
-            (str(Path(item.filename)), item.lineno): first_line(item.message).partition(".")[0]
+            (str(Path(item.filename)), item.lineno): "the tracer warned: " + first_line(item.message).partition(".")[0]
             for item in caught
             if issubclass(item.category, torch.jit._trace.TracerWarning) and is_watched(item.filename)
         }
@@ -258,7 +272,7 @@ def _differences(example: Watch, other: Watch) -> list[_Found]:
     """Return in what another call differs from the example's, up to the first line that is not the same."""
     found: list[_Found] = []
     last: dict[int, Event] = {}
-    changes: dict[tuple[str, int], str] = {}
+    changes: dict[tuple[str, int], _Found] = {}
     depth = same = 0
     for before, now in zip(example.events, other.events, strict=False):
         if before.step != now.step:
@@ -270,11 +284,11 @@ def _differences(example: Watch, other: Watch) -> list[_Found]:
         elif before.value != now.value or now.kind == "foreign":
             change = "" if now.kind == "foreign" else _change(before, now)
             found.append(_Found(*now.where[1:], now.kind, _RANKS[now.kind], now.name, change))
-            changes.setdefault(now.where[1:], change)
+            changes.setdefault(now.where[1:], found[-1])
     if example is not other:
         found += _parting(example.events[same : same + 1], other.events[same : same + 1], last, depth, changes)
         if example.default_dtype != other.default_dtype:
-            change = f"{example.default_dtype} on the example, {other.default_dtype} now"
+            change = f"{digest(example.default_dtype)} on the example, {digest(other.default_dtype)} now"
             found += [
                 _Found(file, line, "default dtype", _RANKS["default dtype"], change=change)
                 for file, line, known in _executed(other)
@@ -291,7 +305,7 @@ def _change(before: Event, now: Event) -> str:
 
 
 def _parting(
-    before: list[Event], now: list[Event], last: dict[int, Event], depth: int, changes: dict[tuple[str, int], str]
+    before: list[Event], now: list[Event], last: dict[int, Event], depth: int, changes: dict[tuple[str, int], _Found]
 ) -> Iterator[_Found]:
     """Yield the line after which two calls go different ways, given the next event of each (none at the end)."""
     if not before and not now:
@@ -306,7 +320,10 @@ def _parting(
         yield _Found(*now[0].where[1:], "runs", _RANKS["runs"])
     elif decided in last:
         place = last[decided].where[1:]
-        yield _Found(*place, "path", _RANKS["path"], change=changes.get(place, ""))
+        decisive = changes.get(place)
+        kind = f"{decisive.kind} path" if decisive is not None and f"{decisive.kind} path" in KINDS else "path"
+        kind = next((trait for trait in ("python draws", "clock") if trait in line_at(*place).traits), kind)
+        yield _Found(*place, kind, _RANKS["path"], change=decisive.change if decisive is not None else "")
     elif now:
         yield _Found(*now[0].where[1:], "runs", _RANKS["runs"])
 
@@ -360,21 +377,11 @@ def _parted(eager: Watch, capturing: Watch) -> Iterator[_Found]:
     yield _Found(*decided.where[1:], kind, 0)
 
 
-def _warned(found: list[_Found], warned: dict[tuple[str, int], str]) -> list[_Found]:
-    """Return ``found`` with what the tracer warned of first, and added where it is not there."""
+def _told(found: list[_Found], told: dict[tuple[str, int], str], rank: int = _RANKS["told"]) -> list[_Found]:
+    """Return ``found`` with the lines first that a front end itself tells of; what is not there is added."""
     here = {(item.file, item.line) for item in found}
-    first = [
-        _Found(item.file, item.line, item.kind, min(item.rank, 0), item.name, item.change)
-        if (item.file, item.line) in warned
-        else item
-        for item in found
-    ]
-    added = [
-        _Found(file, line, "warned", _RANKS["warned"], text)
-        for (file, line), text in warned.items()
-        if (file, line) not in here
-    ]
-    return first + added
+    first = [replace(item, rank=item.rank - 10) if (item.file, item.line) in told else item for item in found]
+    return first + [_Found(*place, "told", rank, text) for place, text in told.items() if place not in here]
 
 
 def _executed(watch: Watch) -> Iterator[tuple[str, int, Line]]:
@@ -398,6 +405,8 @@ def _with_traits(watch: Watch, traits: Sequence[str], rank: int, name: str = "")
 
 
 def _general_advice(fault: Fault) -> str:
+    if fault.verdict == "refused":
+        return refusal(fault.front_end, fault.detail).helps
     if fault.compiled:
         return "run the case with executor=replay: if that is right, the fault is the compiler's"
     return ""

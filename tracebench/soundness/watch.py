@@ -33,6 +33,8 @@ _SHAPES = {"shape", "size", "__len__", "numel", "nelement", "dim", "ndim", "ndim
 _SHAPES |= {"nbytes", "element_size", "itemsize"}
 _FACTS = {"dtype", "device", "layout", "requires_grad", "is_contiguous", "is_leaf", "get_device", "type", "is_set_to"}
 _FOREIGN = {"data_ptr", "numpy", "__array__", "__dlpack__"}
+#: Where methods of tensors that are written in Python live.
+_METHODS = {torch._tensor.__file__, torch.overrides.__file__}
 #: Text is made to be shown, and hardly ever to compute with.
 _SHOWN = {"__repr__", "__str__", "__format__"}
 
@@ -127,28 +129,35 @@ class Watch:
         """Note what an attribute, a global or an argument of the call is at a line that names it."""
         root, code = chain[0], frame.f_code
         local = root in code.co_varnames
-        kind = "state"
-        if local and len(chain) == 1:
-            arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-            # Deeper down, arguments are made from what is noted already.
-            if self._depth > 1 or root not in code.co_varnames[:arguments]:
-                return
-            kind = "argument"
+        arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        # Deeper down, arguments are made from what is noted already.
+        argument = self._depth == 1 and root in code.co_varnames[:arguments]
+        if local and len(chain) == 1 and not argument:
+            return
         value = scope.get(root, _MISSING) if local or root in code.co_freevars else _MISSING
         value = frame.f_globals.get(root, _MISSING) if value is _MISSING and not local else value
+        reached = 1
         for step in chain[1:]:
             if isinstance(value, ModuleType) and value.__name__.partition(".")[0] in ("torch", "math", "numpy"):
                 return
-            value = _follow(value, *step)
-        if value is _MISSING:
+            found = _follow(value, *step)
+            if found is _MISSING:
+                # A method or property: what it is called on was read.
+                break
+            value, reached = found, reached + 1
+        if value is _MISSING or (local and reached == 1 and not argument):
             return
-        told, identity = (_structure(value), False) if kind == "argument" else self._told(value)
+        whole = argument and reached == 1
+        told, identity = (_structure(value), False) if whole else self._told(value, chain[1:reached])
         if told:
-            self.note(Event(where, kind, spelled(chain), told, identity))
+            self.note(Event(where, "argument" if whole else "state", spelled(chain[:reached]), told, identity))
 
-    def _told(self, value: Any) -> tuple[str, bool]:
+    def _told(self, value: Any, steps: Chain) -> tuple[str, bool]:
         """Return the value in words, and whether these say only which object it is; no words for functions."""
         if isinstance(value, (torch.Tensor, nn.Module)):
+            if all(how != "attr" for how, _ in steps):
+                # Arguments are other tensors in every call.
+                return "", False
             self._alive.append(value)
             return f"{type(value).__name__} #{id(value)}", True
         return digest(value), False
@@ -171,6 +180,8 @@ class _Reads(TorchFunctionMode):
         told = "" if kind == "foreign" and not isinstance(result, np.ndarray) else digest(result, _MANY_ITEMS)
         if told or kind == "foreign":
             caller = sys._getframe(1)
+            while caller.f_code.co_filename in _METHODS and caller.f_back is not None:
+                caller = caller.f_back
             inside = not is_watched(caller.f_code.co_filename)
             # Torch's own layers look at shapes all the time; a value they take out counts as ours.
             if not (inside and kind != "value"):
@@ -241,8 +252,12 @@ def digest(value: Any, limit: int = _FEW_ITEMS) -> str:
         return (
             f"array {value.shape} with digest {hash(value.tobytes()):x}" if value.nbytes < 1 << 24 else "a large array"
         )
-    if isinstance(value, (*_SCALARS, torch.Size, torch.dtype, torch.device, torch.layout, itertools.count)):
-        return _short(repr(value).removeprefix("torch."))
+    if isinstance(value, torch.Size):
+        return str(list(value))
+    if isinstance(value, (torch.dtype, torch.device, torch.layout)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, (*_SCALARS, itertools.count)):
+        return _short(repr(value))
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         if len(value) <= limit:
             items = [*value, *value.values()] if isinstance(value, dict) else value
