@@ -108,7 +108,7 @@ class ExecutorConfig:
 class SoundnessConfig:
     """How a capture is judged."""
 
-    blame_seconds: float = _key(20.0, "how long to look for the smallest faulty submodule; 0: not at all")
+    blame_seconds: float = _key(20.0, "how long to look for the line and the submodule at fault; 0: not at all")
     lifecycle: bool = _key(
         False, "also report changes after capture that it does not follow (mode switch, new dtype, ...)"
     )

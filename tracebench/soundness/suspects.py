@@ -341,10 +341,14 @@ def _parted(eager: Watch, capturing: Watch) -> Iterator[_Found]:
     ]
     if not ways[0] or not ways[1]:
         return
-    start = next((i for i, event in enumerate(ways[1]) if event.step == ways[0][0].step), None)
+    origin = ways[0][0]
+    start = next((i for i, event in enumerate(ways[1]) if event.where[1:] == origin.where[1:]), None)
     if start is None:
         return
-    places = [0, start]
+    # The tracer may call the model from further down.
+    down = ways[1][start].where[0] - origin.where[0]
+    ways[1] = [event._replace(where=(event.where[0] - down, *event.where[1:])) for event in ways[1][start:]]
+    places = [0, 0]
     last: dict[int, Event] = {}
     depth = 0
     while all(place < len(way) for place, way in zip(places, ways, strict=True)):
