@@ -449,6 +449,7 @@ PITFALLS = {
     "default_dtype_changes fx": "return x + torch.linspace(0.0, 1.0, 4)",
     "dataclass_output hook": "def forward(self, x):",
     "hook_added_after_capture jit_trace": "model[0].register_forward_hook(lambda module, args, output: output * 0.5)",
+    "hidden_write_in_custom_op jit_trace": "lift_(scores[:, 1:3], 5.0)",
     "layout_dependent_view jit_trace": "if images.is_contiguous(memory_format=torch.channels_last):",
     "memoised_statistics jit_trace": "if self.deviation is None:",
     "numpy_inside fx": "ranked = torch.from_numpy(np.sort(x.numpy()))",

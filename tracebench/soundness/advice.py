@@ -190,8 +190,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "fx",
         "Proxy|[Aa]rray|pointer|fx.wrap|symbolic_trace|vmap|no backend",
         "hands an input's stand-in (Proxy) to a function that needs a real tensor",
-        f"{_FX_WRAP} at module level, or make it a module of torch.nn's kind (a leaf of the tracer); or capture with "
-        "torch.compile",
+        f"{_FX_WRAP}, called at module level with its name; or capture with torch.compile",
     ),
     Refusal(
         "jit_trace",

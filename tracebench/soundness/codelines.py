@@ -169,9 +169,12 @@ class _Reader(ast.NodeVisitor):
             line.changes |= set(_names(target.value))
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        names = list(_names(node.value.func)) if isinstance(node.value, ast.Call) else ["_"]
-        if not names or not (names[-1].endswith("_") or names[-1] in _CHANGES):
-            self._at(node).traits.add("effect")
+        if isinstance(node.value, ast.Call):
+            *holder, called = [*_names(node.value.func)] or [""]
+            method = bool(holder) and holder[0] != "torch"
+            # Methods that change what they are called on are no mystery to a tracer.
+            if not (method and (called.endswith("_") or called in _CHANGES)):
+                self._at(node).traits.add("effect")
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
