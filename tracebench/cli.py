@@ -167,7 +167,8 @@ def _rewritten(argument: str) -> str:
     """Say to Hydra what it would not understand as a user means it.
 
     ``model.options`` holds whatever the model's functions take, so its keys may be new; the loader checks them. Keys of
-    a front end may be new to the default one, which Hydra composes before a sweep; ``to_request`` checks them. A glob over a group reaches into the groups within it.
+    a front end may be new to the default one, which Hydra composes before a sweep; ``to_request`` checks them. A glob
+    over a group reaches into the groups within it.
     """
     if argument.startswith(("model.options.", "frontend.")):
         return f"++{argument}"

@@ -117,7 +117,7 @@ class SoundnessConfig:
 
     probes: list[str] = _key(lambda: list(GROUPS), f"which of {', '.join(PROBES)} are made")
     aspects: list[str] = _key(lambda: list(ASPECTS), f"which of {', '.join(ASPECTS)} count")
-    blame_seconds: float = _key(20.0, "how long to look for the smallest faulty submodule; 0: not at all")
+    blame_seconds: float = _key(20.0, "how long to look for the line and the submodule at fault; 0: not at all")
     lifecycle_seconds: float = _key(20.0, "how long to try changes after capture (probes of lifecycle)")
 
 

@@ -122,6 +122,24 @@ class Blame:
 
 
 @dataclass(frozen=True)
+class Suspect:
+    """A line of user code (``file:line``) that a verdict is probably due to, and what it does."""
+
+    location: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a verdict is probably due to, likeliest first, and what usually helps; empty where that is not known."""
+
+    suspects: tuple[Suspect, ...] = ()
+    advice: str = ""
+    #: Why there is no suspect, or what the search did not get to see.
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class OutsideOp:
     """Ops that ran outside every captured graph, by op and line of user code."""
 
@@ -226,6 +244,8 @@ class Record:
     lifecycle: tuple[Probe, ...] | None = None
     #: Where an unsound or refused capture goes wrong; null where that was not asked, or for other verdicts.
     blame: Blame | None = None
+    #: Probable cause of a verdict that is not sound; null where that was not asked, or for sound.
+    explanation: Explanation | None = None
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None

@@ -204,6 +204,8 @@ COLUMNS: dict[str, Column] = {
         _count("probes_na", "soundness", "probes that do not apply", _probes("n/a")),
         _text("first_failing_probe", "soundness", "the first that differs or raises", _failing("name")),
         _text("first_failing_detail", "soundness", "what it found", _failing("detail")),
+        _text("probable_cause", "soundness", "file:line probably to blame, and why", facts.probable_cause),
+        _text("advice", "soundness", "what usually helps", lambda record: _at("explanation.advice")(record) or None),
         _text("started_at", "load", "when the case began", _at("started_at")),
         _figure("wall_s", "s", "time the case took", "wall_s"),
         _text("torch_version", "load", "version of torch", _environment("torch")),

@@ -186,11 +186,11 @@ def why(record: Record) -> str | None:
     if name in ("sound", "no verdict"):
         return None
     if name in ("unsound", "restricted"):
-        return f"{name}: {_probes(record)}{_blame(record)}"
+        return f"{name}: {_probes(record)}{_blame(record)}{_explanation(record)}"
     stage = record.error.stage if record.error else ""
     where = f" in stage {clean(stage)}" if stage and not (name == "refused" and stage == "capture") else ""
     before = f" (verdict before that: {record.verdict})" if record.status != "done" and record.verdict else ""
-    return f"{name}{where}: {_cause(record)}{before}{_blame(record)}"
+    return f"{name}{where}: {_cause(record)}{before}{_blame(record)}{_explanation(record)}"
 
 
 def _blame(record: Record) -> str:
@@ -201,6 +201,22 @@ def _blame(record: Record) -> str:
     where = f" at {clean(blame.location)}" if blame.location else ""
     unsure = "" if blame.complete else ", as far as the search got"
     return f"; the smallest part that shows it: {clean(blame.path)} ({clean(blame.type)}{where}){unsure}"
+
+
+def probable_cause(record: Record) -> str | None:
+    """Return the lines of user code that a verdict is probably due to, and what they do; None where none is known."""
+    suspects = record.explanation.suspects if record.explanation else ()
+    return ", or of ".join(f"{clean(item.location)}: {clean(item.what)}" for item in suspects) or None
+
+
+def _explanation(record: Record) -> str:
+    """Return why that is, as far as it can be told, and what usually helps."""
+    found = record.explanation
+    if found is None:
+        return ""
+    cause = probable_cause(record)
+    told = f"; probably because of {cause}" if cause else f"; {clean(found.note)}" if found.note else ""
+    return told + (f"; what usually helps: {clean(found.advice)}" if found.advice else "")
 
 
 def _probes(record: Record) -> str:

@@ -182,6 +182,7 @@ def _details(record: Record, naming: facts.Names) -> str:
     parts = [
         f"<p>{_e(reason)}</p>" if reason else "",
         _part("Notes", _bullets([*facts.remarks(record), *record.notes])),
+        _part("Probable cause", _cause(record)),
         _part("Probes", _probes(record)),
         _part("Error", _error(record)) if error else "",
         _part("Traceback", _pre(error.traceback)) if error else "",
@@ -217,6 +218,14 @@ def _probes(record: Record) -> str:
         for probe in record.probes or ()
     ]
     return _grid(("probe", "outcome", "detail", "largest error", "equal to the bit"), rows)
+
+
+def _cause(record: Record) -> str:
+    found = record.explanation
+    if found is None:
+        return ""
+    rows = [*((item.location, item.what) for item in found.suspects), ("what usually helps", found.advice or None)]
+    return _pairs([*rows, ("note", found.note or None)])
 
 
 def _error(record: Record) -> str:

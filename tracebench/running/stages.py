@@ -27,9 +27,10 @@ from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
 from tracebench.soundness.randomness import judge_random_numbers
 from tracebench.soundness.stage import CaptureFn, judge
+from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.stage import time_capture
-from tracebench.userlocation import definition, user_location
+from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
 def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> None:
@@ -81,15 +82,17 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
 
     afterwards: list[Callable[[], None]] = []
 
-    def blame(verdict: str, detail: str) -> None:
+    def look_into(verdict: str, detail: str, probe: str = "", error: ErrorInfo | None = None) -> None:
         seconds = float(case.soundness["blame_seconds"])
         if "soundness" in case.stages and seconds > 0:
             capture = captures(for_verdict=True)
-            afterwards.append(lambda: _blame(journal, subject, capture, verdict, detail, lazy, seconds))
+            seen = (error.traceback or "", error.user_location) if error else ("", None)
+            fault = Fault(verdict, case.frontend, detail, probe, *seen, case.executor != "replay")
+            afterwards.append(lambda: _look_into(journal, subject, capture, fault, lazy, seconds))
 
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
-        blame("refused", f"{refusal.type}: {refusal.message}")
+        look_into("refused", f"{refusal.type}: {refusal.message}", error=refusal)
         return afterwards
     journal.put(status="done")
 
@@ -126,9 +129,12 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
             for warning in info.warnings:
                 if warning.startswith("TracerWarning"):
                     journal.note(f"no probe differs, but the tracer warned; other_inputs() could tell. {warning}")
-        if found.verdict == "unsound":
-            wrong = next(probe for probe in found.probes if probe.outcome == "diverge")
-            blame("unsound", wrong.detail)
+        if found.verdict in ("unsound", "restricted"):
+            failing = "diverge" if found.verdict == "unsound" else "raise"
+            wrong = [probe for probe in found.probes if probe.outcome == failing]
+            # What goes wrong beside the output may have another cause, and matters less.
+            telling = next((probe for probe in wrong if probe.detail.startswith("output")), wrong[0])
+            look_into(found.verdict, telling.detail, telling.name)
         seconds = float(case.soundness["lifecycle_seconds"])
         if subject.probes.intersection(LIFECYCLE) and seconds > 0:
             afterwards.append(lambda: _lifecycle(journal, subject, captures(for_verdict=True), seconds))
@@ -150,12 +156,23 @@ def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: 
         journal.put(lifecycle=follow(subject, capture, seconds=seconds))
 
 
-def _blame(
-    journal: Journal, subject: Subject, capture: CaptureFn, verdict: str, detail: str, lazy: bool, seconds: float
+def _look_into(
+    journal: Journal, subject: Subject, capture: CaptureFn, fault: Fault, lazy: bool, seconds: float
 ) -> None:
+    """Look for the line and for the submodule at fault, together for ``seconds``."""
+    started = time.monotonic()
+    with journal.stage("explanation"):
+        try:
+            journal.put(explanation=explain(subject, fault, capture, lazy=lazy, seconds=seconds / 2))
+        except Exception as error:
+            journal.note(f"explanation n/a: {type(error).__name__}: {first_line(error)}")
+    if fault.verdict == "restricted":
+        return
+    left = seconds - (time.monotonic() - started)
     with journal.stage("blame"):
         try:
-            journal.put(blame=find_blame(subject, capture, verdict, detail, lazy=lazy, seconds=seconds))
+            blame = find_blame(subject, capture, fault.verdict, fault.detail, lazy=lazy, seconds=left)
+            journal.put(blame=blame)
         except Exception as error:
             journal.note(f"blame n/a: {type(error).__name__}: {first_line(error)}")
 
@@ -267,7 +284,8 @@ def _about_torch(warning: warnings.WarningMessage) -> bool:
 
 
 def _warning(warning: warnings.WarningMessage) -> str:
-    return f"{warning.category.__name__}: {first_line(warning.message)}"
+    place = f" (at {short(warning.filename, warning.lineno)})" if is_user_file(warning.filename) else ""
+    return f"{warning.category.__name__}: {first_line(warning.message)}{place}"
 
 
 def describe_error(stage: str, error: BaseException) -> ErrorInfo:
