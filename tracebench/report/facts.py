@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracebench.record import GraphBreak, Probe, Record
+from tracebench.record import Excluded, GraphBreak, Probe, Record
 from tracebench.report.text import clean, clip, plural, some
 from tracebench.status import OUTCOMES, Word, as_expected, outcome
 
@@ -182,25 +182,30 @@ def failing(record: Record) -> list[Probe]:
 
 def why(record: Record) -> str | None:
     """Return why a case is not plainly sound, or None if there is nothing to explain."""
+    return "; ".join(reasons(record)) or None
+
+
+def reasons(record: Record) -> list[str]:
+    """Return the parts of ``why``: what is wrong, where, probably why, and what usually helps, as far as is known."""
     name = word(record).name
     if name in ("sound", "no verdict"):
-        return None
+        return []
     if name in ("unsound", "restricted"):
-        return f"{name}: {_probes(record)}{_blame(record)}{_explanation(record)}"
+        return [f"{name}: {_probes(record)}", *_blame(record), *_explanation(record)]
     stage = record.error.stage if record.error else ""
     where = f" in stage {clean(stage)}" if stage and not (name == "refused" and stage == "capture") else ""
     before = f" (verdict before that: {record.verdict})" if record.status != "done" and record.verdict else ""
-    return f"{name}{where}: {_cause(record)}{before}{_blame(record)}{_explanation(record)}"
+    return [f"{name}{where}: {_cause(record)}{before}", *_blame(record), *_explanation(record)]
 
 
-def _blame(record: Record) -> str:
+def _blame(record: Record) -> list[str]:
     """Return where the fault is, if a part of the model shows it by itself."""
     blame = record.blame
     if blame is None or not blame.path:
-        return ""
+        return []
     where = f" at {clean(blame.location)}" if blame.location else ""
     unsure = "" if blame.complete else ", as far as the search got"
-    return f"; the smallest part that shows it: {clean(blame.path)} ({clean(blame.type)}{where}){unsure}"
+    return [f"the smallest part that shows it: {clean(blame.path)} ({clean(blame.type)}{where}){unsure}"]
 
 
 def probable_cause(record: Record) -> str | None:
@@ -209,14 +214,14 @@ def probable_cause(record: Record) -> str | None:
     return ", or of ".join(f"{clean(item.location)}: {clean(item.what)}" for item in suspects) or None
 
 
-def _explanation(record: Record) -> str:
+def _explanation(record: Record) -> list[str]:
     """Return why that is, as far as it can be told, and what usually helps."""
     found = record.explanation
     if found is None:
-        return ""
+        return []
     cause = probable_cause(record)
-    told = f"; probably because of {cause}" if cause else f"; {clean(found.note)}" if found.note else ""
-    return told + (f"; what usually helps: {clean(found.advice)}" if found.advice else "")
+    told = [f"probably because of {cause}"] if cause else [clean(found.note)] if found.note else []
+    return told + ([f"what usually helps: {clean(found.advice)}"] if found.advice else [])
 
 
 def _probes(record: Record) -> str:
@@ -275,11 +280,20 @@ def remarks(record: Record) -> list[str]:
     if found and record.capture:
         reasons = some([break_text(item) for item in found], 3, "break")
         said.append(f"{plural(record.capture.graphs, 'graph')}; breaks: {reasons}")
+    excluded = record.capture.excluded if record.capture else ()
+    if excluded:
+        listed = [_excluded(item) for item in excluded]
+        said.append(f"left to Python, for it refuses: {some(listed, 3, 'module')}")
     for control in record.controls:
         if control.effect == "none":
             detail = f": {clean(control.detail)}" if control.detail else ""
             said.append(f"control {clean(control.control)} {clean(control.target)} had no effect{detail}")
     return said
+
+
+def _excluded(item: Excluded) -> str:
+    where = f" at {clean(item.location)}" if item.location else ""
+    return f"{clean(item.path) or 'the whole model'} ({clean(item.type)}{where}): {clip(clean(item.reason), 120)}"
 
 
 def timing_warnings(record: Record) -> tuple[str, ...]:

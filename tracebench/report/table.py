@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from tracebench.record import Record
@@ -83,7 +84,7 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
     blocks = [
         wrap(_heading(records), width),
         _grid(records, naming, width, colour),
-        _list("why", [f"{naming.full(item)}: {reason}" for item in records if (reason := facts.why(item))], width),
+        _why(records, naming, width),
         _list("notes", _notes(records, naming), width),
         _list("timing warnings", _timing(records, naming), width),
         _list("unexpected", facts.surprises(records, naming), width),
@@ -205,6 +206,19 @@ def _list(title: str, items: Sequence[str], width: int) -> list[str]:
     if not items:
         return []
     return [f"{title}:", *(line for item in items for line in wrap(item, width, "  ", "      "))]
+
+
+def _why(records: Sequence[Record], naming: facts.Names, width: int) -> list[str]:
+    lines = []
+    for record in records:
+        for index, reason in enumerate(facts.reasons(record)):
+            # Files below the folder where one stands are named from there.
+            said = reason.replace(f"{Path.cwd()}{os.sep}", "")
+            if index == 0:
+                lines += wrap(f"{naming.full(record)}: {said}", width, "  ", "      ")
+            else:
+                lines += wrap(said, width, "    - ", "      ")
+    return ["why:", *lines] if lines else []
 
 
 def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:

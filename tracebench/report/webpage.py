@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tracebench.record import Record, Timing, to_dict
+from tracebench.record import Probe, Record, Timing, to_dict
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
 from tracebench.report.text import clean, milliseconds, percent
@@ -183,11 +183,13 @@ def _details(record: Record, naming: facts.Names) -> str:
         f"<p>{_e(reason)}</p>" if reason else "",
         _part("Notes", _bullets([*facts.remarks(record), *record.notes])),
         _part("Probable cause", _cause(record)),
-        _part("Probes", _probes(record)),
+        _part("Probes", _probes(record.probes)),
+        _part("Changes after capture", _probes(record.lifecycle)),
         _part("Error", _error(record)) if error else "",
         _part("Traceback", _pre(error.traceback)) if error else "",
         _part("Last output", _pre(error.log_tail)) if error else "",
         _part("Capture", _capture(record)),
+        _part("Left to Python", _grid(("module", "class", "at", "why"), _excluded(record))),
         _part("Graph breaks", _bullets(facts.break_text(found) for found in facts.breaks(record))),
         _part("Coverage", _coverage(record)),
         _part("Controls", _grid(("control", "target", "effect", "detail"), _controls(record))),
@@ -206,7 +208,7 @@ def _stages(record: Record) -> Iterable[tuple[str, float]]:
     return ((name, value) for name, value in record.stages.items() if isinstance(value, (int, float)))
 
 
-def _probes(record: Record) -> str:
+def _probes(probes: Sequence[Probe] | None) -> str:
     rows = [
         (
             probe.name,
@@ -215,9 +217,14 @@ def _probes(record: Record) -> str:
             None if probe.max_error is None else f"{probe.max_error:.3g}",
             None if probe.bitwise is None else "yes" if probe.bitwise else "no",
         )
-        for probe in record.probes or ()
+        for probe in probes or ()
     ]
     return _grid(("probe", "outcome", "detail", "largest error", "equal to the bit"), rows)
+
+
+def _excluded(record: Record) -> list[tuple[Any, ...]]:
+    excluded = record.capture.excluded if record.capture else ()
+    return [(item.path or "(the whole model)", item.type, item.location, item.reason) for item in excluded]
 
 
 def _cause(record: Record) -> str:
