@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from tracebench.coverage.recorder import record
-from tracebench.coverage.stage import cover
+from tracebench.coverage.stage import Covered, cover
 from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Inputs
@@ -42,9 +44,24 @@ def subject(model: nn.Module, *args: torch.Tensor, mode: str = "inference") -> S
     return Subject("model", model, Inputs(args or (torch.eye(SIDE),)), mode, torch.device("cpu"), "float32", 0)
 
 
-def covered(name: str, model: nn.Module, *args: torch.Tensor) -> CoverageInfo:
+def cover_with(name: str, model: nn.Module, *args: torch.Tensor, mode: str = "inference") -> Covered:
     front_end, executor = make_front_end(name), make_executor("replay", for_verdict=False)
-    return cover(subject(model, *args), lambda m, inputs: front_end.capture(m, inputs, executor, marked=True))
+    return cover(
+        subject(model, *args, mode=mode), lambda m, inputs: front_end.capture(m, inputs, executor, marked=True)
+    )
+
+
+def covered(name: str, model: nn.Module, *args: torch.Tensor, mode: str = "inference") -> CoverageInfo:
+    return cover_with(name, model, *args, mode=mode).info
+
+
+_LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
+
+
+def at(marker: str) -> str:
+    """Return how a record names the line that ends with this comment."""
+    [line] = [number for number, text in enumerate(_LINES, 1) if text.endswith(f"  # {marker}")]
+    return f"{__file__}:{line}"
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(3, 1), (1, 3), (0, 2), (2, 0)])
@@ -110,5 +127,5 @@ def test_recording_leaves_results_alone() -> None:
     x = torch.randn(SIDE, SIDE)
     results = []
     tally = record(lambda: results.append(Products(2, 1)(x)))
-    assert tally.ops == 3
+    assert len(tally.ops) == 3
     assert torch.equal(results[0], Products(2, 1)(x))
