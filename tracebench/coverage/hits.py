@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from tracebench.coverage.origin import origin
@@ -47,7 +47,8 @@ def hits(call: Callable[[], object], locations: Iterable[str]) -> dict[str, Pass
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         file = _file(code.co_filename)
-        if event != "call" or file not in files:
+        # A comprehension is part of the line it stands in.
+        if event != "call" or file not in files or code.co_name.endswith(("comp>", "genexpr>")):
             return None
         found = _RESUMED.fullmatch(code.co_name)
         own = f"{file}:{found[1]}" if found else ""
@@ -55,14 +56,22 @@ def hits(call: Callable[[], object], locations: Iterable[str]) -> dict[str, Pass
             note(resumed[own], own, frame)
         once = any(name.startswith(_WRITTEN) for name in code.co_names)
         seen = {own}
+        last = 0
 
         def step(frame: FrameType, event: str, argument: Any) -> Any:
-            location = f"{file}:{frame.f_lineno}"
-            if event == "line" and location in passed and location not in seen:
+            nonlocal last
+            if event != "line":
+                return step
+            line = frame.f_lineno
+            location = f"{file}:{line}"
+            # A statement of several lines comes back to its first.
+            back = line < last <= _end(code, line)
+            if location in passed and location not in seen and not back:
                 note(passed[location], location, frame)
                 if once:
-                    # Code without loops passes a line once, though it may come back to it for another part.
+                    # Code that Dynamo wrote has no loops, but a line may be in several of its parts.
                     seen.add(location)
+            last = line
             return step
 
         return step
@@ -75,6 +84,13 @@ def hits(call: Callable[[], object], locations: Iterable[str]) -> dict[str, Pass
         sys.settrace(tracer)
     both = ((location, resumed[location], lines) for location, lines in passed.items())
     return {location: max(one, other, key=lambda passes: len(passes.graphs)) for location, one, other in both}
+
+
+@lru_cache(maxsize=4096)
+def _end(code: CodeType, line: int) -> int:
+    """Return the last line of what begins in a line."""
+    ends = (end for start, end, _, _ in code.co_positions() if start == line and end is not None)
+    return max(ends, default=line)
 
 
 @lru_cache(maxsize=4096)
