@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tracebench import run
 from tracebench.coverage.recorder import record
 from tracebench.coverage.stage import Covered, cover
 from tracebench.executors import make_executor
-from tracebench.frontends import make_front_end
+from tracebench.frontends import make_front_end, regions
 from tracebench.frontends.base import Inputs
-from tracebench.record import CoverageInfo
+from tracebench.record import CoverageInfo, ThroughputInfo
 from tracebench.subject import Subject
+from tracebench.throughput.measure import measure
 
 # Dynamo looks at the gradients of tensors that have none.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -459,3 +464,46 @@ def test_changing_a_view_in_place_keeps_its_line_in_the_backward_pass() -> None:
     found = covered("dynamo", InPlace(), mode="training")
     assert at("in place") in {op.location for op in found.outside if op.phase == "backward"}
     assert found.ops_total == found.eager_ops
+
+
+@pytest.mark.parametrize("stages", [("throughput",), ("coverage", "throughput")])
+@pytest.mark.parametrize("name", ["dynamo", "jit_trace", "fx", "hook"])
+def test_what_is_timed_carries_no_instrument(
+    name: str, stages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def timed(eager: Callable[[], object], captured: Callable[[], object], **options: Any) -> ThroughputInfo:
+        def bare(function: Callable[[], object]) -> Callable[[], object]:
+            def call() -> object:
+                nonlocal calls
+                calls += 1
+                entered = regions.graphs_entered()
+                assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+                assert not torch.autograd._profiler_enabled()
+                assert sys.gettrace() is tracer
+                result = function()
+                assert regions.graphs_entered() == entered, "a mark was passed"
+                return result
+
+            return call
+
+        return measure(bare(eager), bare(captured), **options)
+
+    tracer = sys.gettrace()
+    monkeypatch.setattr("tracebench.throughput.stage.measure", timed)
+    found = run(
+        Disabled() if name == "dynamo" else Wrapped(Block()),
+        (torch.eye(SIDE),),
+        frontend=name,
+        stages=stages,
+        throughput_seconds=0.05,
+    )
+    assert found.throughput is not None
+    assert calls > 10
+    assert (found.coverage is not None) == ("coverage" in stages)
+    if name == "dynamo":
+        assert found.capture is not None
+        [broken] = found.capture.graph_breaks
+        assert (broken.count, broken.reports) == ((1, 1) if found.coverage else (None, 1))
+        assert (found.capture.guard_us is not None) == ("coverage" in stages)

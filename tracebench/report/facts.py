@@ -254,17 +254,17 @@ def break_text(found: GraphBreak) -> str:
 
 def remarks(record: Record) -> list[str]:
     """Return what else to know about a case: its graph breaks and the controls that did nothing."""
-    said = []
+    said: list[str] = []
     found = breaks(record)
     if found and record.capture:
         reasons = some([break_text(item) for item in found], 3, "break")
         said.append(f"{plural(record.capture.graphs, 'graph')}; breaks: {reasons}")
-    cover = record.coverage
-    for ops, said_of in (
-        ((cover.missing, "of eager {} not run"), (cover.extra, "that eager does not run {} run")) if cover else ()
-    ):
-        if ops:
-            said.append(_unlike(ops, said_of))
+    if record.coverage is not None and record.coverage.missing:
+        count, named = _counted(record.coverage.missing)
+        said.append(f"{plural(count, 'op')} of eager {'is' if count == 1 else 'are'} not run ({named})")
+    if record.coverage is not None and record.coverage.extra:
+        count, named = _counted(record.coverage.extra)
+        said.append(f"{plural(count, 'op')} {'is' if count == 1 else 'are'} run that eager does not run ({named})")
     for control in record.controls:
         if control.effect == "none":
             detail = f": {clean(control.detail)}" if control.detail else ""
@@ -272,14 +272,12 @@ def remarks(record: Record) -> list[str]:
     return said
 
 
-def _unlike(ops: Sequence[OpCount], said: str) -> str:
-    """Return which ops only one of eager and the capture runs: ``12 ops of eager are not run (aten.randn x12)``."""
+def _counted(ops: Sequence[OpCount]) -> tuple[int, str]:
+    """Return how many ops there are, and the most frequent by name: ``aten.randn x12``."""
     by_name: Counter[str] = Counter()
     for op in ops:
         by_name[clean(op.op)] += op.count
-    total = by_name.total()
-    named = some([f"{name} x{count}" for name, count in by_name.most_common()], 3, "op name", ", ")
-    return f"{plural(total, 'op')} {said.format('is' if total == 1 else 'are')} ({named})"
+    return by_name.total(), some([f"{name} x{count}" for name, count in by_name.most_common()], 3, "op name", ", ")
 
 
 def timing_warnings(record: Record) -> tuple[str, ...]:
