@@ -383,17 +383,29 @@ def test_guards_take_time_under_dynamo_alone() -> None:
     assert cover_with("fx", Block()).guard_us is None
 
 
-class Random(nn.Module):
+class Dead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _ = x.cos()  # dead
         return x + torch.ones(SIDE) * 2  # literal
 
 
 def test_ops_that_only_one_side_runs_are_told() -> None:
-    found = covered("jit_trace", Random())
+    found = covered("jit_trace", Dead())
     assert (found.ops_missing, found.ops_extra) == (1, 0)
     [op] = found.missing
     assert (op.op, op.count, op.location) == ("aten.cos", 1, at("dead"))
+
+
+class Adding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y += x
+        return y
+
+
+def test_an_op_in_another_form_is_the_same_op() -> None:
+    found = covered("fx", Adding())
+    assert (found.missing, found.extra, found.eager_ops, found.ops_total) == ((), (), 2, 2)
 
 
 class Learning(nn.Module):

@@ -65,7 +65,7 @@ def hits(call: Callable[[], object], locations: Iterable[str]) -> dict[str, Pass
             line = frame.f_lineno
             location = f"{file}:{line}"
             # A statement of several lines comes back to its first.
-            back = line < last <= _end(code, line)
+            back = location in passed and line < last <= _end(code, line)
             if location in passed and location not in seen and not back:
                 note(passed[location], location, frame)
                 if once:
@@ -86,7 +86,6 @@ def hits(call: Callable[[], object], locations: Iterable[str]) -> dict[str, Pass
     return {location: max(one, other, key=lambda passes: len(passes.graphs)) for location, one, other in both}
 
 
-@lru_cache(maxsize=4096)
 def _end(code: CodeType, line: int) -> int:
     """Return the last line of what begins in a line."""
     ends = (end for start, end, _, _ in code.co_positions() if start == line and end is not None)

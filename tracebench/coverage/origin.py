@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import CodeType, FrameType
 
 from tracebench.userlocation import is_user_file, short
@@ -59,14 +58,21 @@ def origin(frame: FrameType | None, until: CodeType, modules: Mapping[int, str])
         if module is None and "self" in code.co_varnames[: code.co_argcount]:
             module = modules.get(id(frame.f_locals.get("self")))
         if is_user_file(code.co_filename):
-            definition = short(code.co_filename, code.co_firstlineno)
-            frames.append(UserFrame(code.co_name, definition, _end(code), short(code.co_filename, frame.f_lineno)))
+            frames.append(_user_frame(code, frame.f_lineno))
         elif code.co_qualname.startswith(_DISABLING[1]) and code.co_filename.endswith(_DISABLING[0]):
             disabled = True
         frame = frame.f_back
     return Origin(tuple(frames), module, disabled)
 
 
-@lru_cache(maxsize=4096)
-def _end(code: CodeType) -> int:
-    return max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+#: User frames seen so far. Kept by name: code kept alive would keep alive what Dynamo compiled for it.
+_seen: dict[tuple[str, str, int, int], UserFrame] = {}
+
+
+def _user_frame(code: CodeType, line: int) -> UserFrame:
+    key = (code.co_filename, code.co_qualname, code.co_firstlineno, line)
+    if key not in _seen:
+        end = max((last for _, _, last in code.co_lines() if last), default=code.co_firstlineno)
+        definition = short(code.co_filename, code.co_firstlineno)
+        _seen[key] = UserFrame(code.co_name, definition, end, short(code.co_filename, line))
+    return _seen[key]

@@ -6,6 +6,7 @@ on meanwhile: it would cost more than many an op.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,8 +65,15 @@ def profiles(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     found: list[Profile] = []
     started = time.perf_counter()
-    while len(found) < MOST_CALLS and (len(found) < FEWEST_CALLS or time.perf_counter() - started < SECONDS):
-        found.append(_profile(device, prepare(), backward))
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        while len(found) < MOST_CALLS and (len(found) < FEWEST_CALLS or time.perf_counter() - started < SECONDS):
+            found.append(_profile(device, prepare(), backward))
+    finally:
+        if collecting:
+            gc.enable()
     if len(found) % 2 == 0:
         found.pop()
     return sorted(found, key=lambda one: (one.share or 0.0, one.call_ms))

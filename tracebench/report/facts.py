@@ -259,6 +259,8 @@ def remarks(record: Record) -> list[str]:
     if found and record.capture:
         reasons = some([break_text(item) for item in found], 3, "break")
         said.append(f"{plural(record.capture.graphs, 'graph')}; breaks: {reasons}")
+    if record.coverage is not None and record.coverage.note:
+        said.append(f"coverage: {clean(record.coverage.note)}")
     if record.coverage is not None and record.coverage.missing:
         count, named = _counted(record.coverage.missing)
         said.append(f"{plural(count, 'op')} of eager {'is' if count == 1 else 'are'} not run ({named})")
