@@ -180,11 +180,11 @@ def test_what_cannot_cross_the_border_leaves_the_module_around_it_to_python() ->
 
 def test_innermost_module() -> None:
     model = Deep()
-    try:
+    with pytest.raises(RuntimeError) as shapes:
         model(torch.ones(3, 5))
-    except RuntimeError as error:
-        assert innermost_module(error.__traceback__, model) == "stages.0"
-    try:
-        nn.Sequential(nn.ReLU())("no tensor")
-    except TypeError as error:
-        assert innermost_module(error.__traceback__, model) == ""
+    assert innermost_module(shapes.tb, model) == "stages.0"
+    whole = nn.Sequential(nn.ReLU())
+    with pytest.raises(TypeError) as types:
+        whole("no tensor")
+    assert innermost_module(types.tb, whole) == "0"
+    assert innermost_module(types.tb, nn.Sequential()) == ""

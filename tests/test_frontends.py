@@ -165,6 +165,39 @@ def test_dynamo_counts_recompiles_with_their_guard() -> None:
     assert made.events.guards > 0
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+
+def test_dynamo_names_the_guard_that_failed_each_time() -> None:
+    made = capture("dynamo", Scaled(), torch.ones(2), 1, dynamic=False)
+    for factor in (1, 2, 3):
+        made.call(torch.ones(2), factor)
+    made.events.refresh()
+    assert [reason.split(": ")[1].split(" ")[:3] for reason in made.events.recompiles] == [
+        ["factor", "==", "1"],
+        ["factor", "==", "2"],
+    ]
+
+
+class Relu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_an_op_that_is_disallowed_at_the_start_is_one_break() -> None:
+    torch._dynamo.disallow_in_graph(torch.relu)
+    try:
+        made = capture("dynamo", Relu(), torch.ones(2))
+        made.call(torch.ones(2))
+    finally:
+        torch._dynamo.allow_in_graph(torch.relu)
+    assert len(made.events.graph_breaks) == 1
+    assert len(made.events.graph_nodes) == 1
+
+
 def test_dynamo_captures_do_not_mix_their_events() -> None:
     first = capture("dynamo", BreakAt("middle"), torch.randn(3))
     first.call(torch.randn(3))
@@ -183,15 +216,18 @@ def test_dynamo_fullgraph_refuses_at_the_first_call() -> None:
 def test_graph_break_messages_are_parsed() -> None:
     message = (
         "Graph break in user code at /home/me/net.py:12\nGraph Break Reason: Encountered graph break when attempting "
-        "to trace CALL: a function call, e.g. f(x, y):\n\nCall to `torch._dynamo.graph_break()`\n  Explanation: ..."
+        "to trace CALL: a function call, e.g. f(x, y):\n\nCall to `torch._dynamo.graph_break()`\n  Explanation: ...\n"
+        "  Hint: Remove the call.\n"
+        "For more details about this graph break, please visit: https://site/gb/gb0025.html\n"
+        "graph break in loop\n  Developer debug context: frame skipped: forward (/home/me/net.py line 7)\n"
     )
     found = parse_graph_break(message)
     assert found is not None
-    assert (found.location, found.reason, found.count) == (
-        "/home/me/net.py:12",
-        "Call to `torch._dynamo.graph_break()`",
-        1,
-    )
+    assert (found.location, found.reason) == ("/home/me/net.py:12", "Call to `torch._dynamo.graph_break()`")
+    assert (found.count, found.reports) == (None, 1)
+    assert found.hints == ("Remove the call.",)
+    assert found.links == ("https://site/gb/gb0025.html",)
+    assert found.skipped == "forward /home/me/net.py:7"
     assert parse_graph_break("something else") is None
 
 

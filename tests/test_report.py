@@ -13,13 +13,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracebench.errors import RequestError
-from tracebench.record import GraphBreak, Record, save
+from tracebench.record import GraphBreak, OpCount, OutsideOp, Record, save
 from tracebench.report import (
     Report,
     build,
@@ -319,9 +320,80 @@ def test_graph_breaks_are_told_with_their_places() -> None:
     shown = render_table([dataclasses.replace(record, capture=capture)], 400)
     told = "reason 0 at m.py:0; reason 1 at m.py:1; reason 2 at m.py:2; and 2 more breaks"
     assert f"6 graphs; breaks: {told}" in shown
-    assert "3 graphs; breaks: print(...) at my_model.py:12 (2 times); item() at my_model.py:20" in render_table(
+    assert "3 graphs; breaks: print(...) at my_model.py:12 (2 times a call); item() at my_model.py:20" in render_table(
         [record], 400
     )
+
+
+def test_breaks_are_ranked_by_what_they_cost() -> None:
+    record = make.record(ending="restricted")
+    assert record.capture is not None
+    cheap, dear = (
+        GraphBreak("cheap", "m.py:1", 3, ms=0.1, share=0.01),
+        GraphBreak("dear", "m.py:2", 1, 2, ops=4, ms=2.0),
+    )
+    dear = dataclasses.replace(dear, share=0.2, hints=("do not",), links=("https://site/gb1.html",))
+    capture = dataclasses.replace(record.capture, graph_breaks=(cheap, dear), graphs=3, guard_us=12.0)
+    record = dataclasses.replace(record, capture=capture)
+    told = "dear at m.py:2 (4 ops outside, 20.0 % of its time); cheap at m.py:1 (3 times a call, 1.0 % of its time)"
+    assert f"breaks: {told}" in render_table([record], 400)
+    shown = webpage.page([record], "title")
+    assert '<a href="https://site/gb1.html">gb1.html</a>' in shown
+    assert "do not" in shown
+
+
+def test_links_of_a_record_that_are_no_web_addresses_are_text() -> None:
+    record = make.record(ending="restricted")
+    assert record.capture is not None
+    odd = dataclasses.replace(record.capture, graph_breaks=(GraphBreak("r", "m.py:1", links=("javascript:x",)),))
+    assert '<a href="javascript' not in webpage.page([dataclasses.replace(record, capture=odd)], "title")
+
+
+def outside_record(*ops: OutsideOp, **changes: Any) -> Record:
+    """Return a record of 40 ops, some of them outside of graphs."""
+    record = make.record(ending="restricted", **changes)
+    assert record.coverage is not None
+    return dataclasses.replace(record, coverage=dataclasses.replace(record.coverage, outside=ops))
+
+
+def test_ops_outside_the_graph_have_a_table() -> None:
+    ops = [
+        OutsideOp("aten.mm", f"m.py:{line}", 2, "layer4.1.conv2", "forward", "graph break", "m.py:9", 8, 0.25, 1.5, 0.5)
+        for line in range(6)
+    ]
+    shown = render_table([outside_record(*ops)], 120)
+    assert "outside the graph:\n  dynamo on resnet50: 12 of 40 ops\n" in shown
+    assert "    op       module          line    because of   times  FLOP %  time %\n" in shown
+    assert "    aten.mm  layer4.1.conv2  m.py:0  graph break      2    25.0    50.0\n" in shown
+    assert "and 2 ops in 1 more row, 50.0 % of time" in shown
+    narrow = render_table([outside_record(*ops)], 44)
+    assert max(map(len, narrow.splitlines())) <= 44
+    assert "outside the graph" not in render_table([outside_record(*ops, frontend="eager")], 120)
+    assert "outside the graph" not in render_table([outside_record()], 120)
+
+
+def test_ops_that_only_one_side_runs_are_told() -> None:
+    record = make.record()
+    assert record.coverage is not None
+    counts = {"missing": (OpCount("aten.randn", 12, "m.py:1"),), "extra": (OpCount("aten.clone", 1),)}
+    record = dataclasses.replace(record, coverage=dataclasses.replace(record.coverage, **counts))
+    shown = render_table([record], 400)
+    assert "12 ops of eager are not run (aten.randn x12)" in shown
+    assert "1 op is run that eager does not run (aten.clone x1)" in shown
+
+
+def test_the_parts_outside_of_graphs_add_up() -> None:
+    ops = (
+        OutsideOp("aten.mm", "m.py:1", 6, reason="graph break", time_share=0.2),
+        OutsideOp("aten.mm", "m.py:2", 4, reason="no graph", time_share=0.2),
+    )
+    record = outside_record(*ops)
+    assert record.coverage is not None
+    record = dataclasses.replace(record, coverage=dataclasses.replace(record.coverage, time=0.5))
+    [found] = plots.outside_bars([record])
+    assert found.ops == pytest.approx((0.75, 0.15, 0.0, 0.1, 0.0))
+    assert found.time == pytest.approx((0.5, 0.25, 0.0, 0.25, 0.0))
+    assert plots.outside([make.record()]) is None
 
 
 def test_breaks_count_by_distinct_place() -> None:
@@ -330,7 +402,7 @@ def test_breaks_count_by_distinct_place() -> None:
     twice = (GraphBreak("a", "m.py:1", 2), GraphBreak("b", "m.py:1"), GraphBreak("a", None))
     record = dataclasses.replace(record, capture=dataclasses.replace(record.capture, graph_breaks=twice))
     assert columns.COLUMNS["graph_breaks"].get(record) == 2
-    assert facts.breaks(record)[0] == GraphBreak("a, b", "m.py:1", 3)
+    assert facts.breaks(record)[0] == GraphBreak("a; b", "m.py:1", 2)
 
 
 def test_controls_without_effect_and_warnings_are_told() -> None:
@@ -576,7 +648,14 @@ def test_the_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFix
     assert "8 cases: " in out
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     written = {name for name in written if not name.startswith("records")}
-    assert written == {"summary.csv", "report.html", "plots/verdicts.png", "plots/speedup.png", "plots/coverage.png"}
+    assert written == {
+        "summary.csv",
+        "report.html",
+        "plots/verdicts.png",
+        "plots/speedup.png",
+        "plots/coverage.png",
+        "plots/outside.png",
+    }
     assert all(str(folder / name) in out for name in written)
     first = (folder / "plots" / "speedup.png").read_bytes(), (folder / "summary.csv").read_bytes()
     assert main([str(folder), "--width", "80"]) == 0

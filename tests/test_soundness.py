@@ -24,9 +24,9 @@ from tracebench.record import Probe
 from tracebench.soundness import Soundness, judge
 from tracebench.soundness.calls import plan
 from tracebench.soundness.globals import Globals
+from tracebench.soundness.loss import run_backward
 from tracebench.soundness.randomness import judge_random_numbers, rank_sum_z
 from tracebench.soundness.reference import default_float64, in_float64
-from tracebench.soundness.runs import _backward
 from tracebench.soundness.synthesize import fresh_values, same_values, with_batch
 from tracebench.subject import Hooks
 
@@ -821,7 +821,7 @@ def test_noise_of_another_kernel_in_a_deep_model_is_sound() -> None:
 def test_the_float64_reference_has_the_same_loss() -> None:
     def gradient() -> torch.Tensor:
         weights = torch.ones(6, dtype=torch.float64, requires_grad=True)
-        _backward(weights * 1)
+        run_backward(weights * 1)
         assert weights.grad is not None
         return weights.grad
 

@@ -40,11 +40,44 @@ class ErrorInfo:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where a front end left the graph; ``location`` is ``file:line`` of user code."""
+    """A place where a front end left the graph; ``location`` is ``file:line`` of user code.
+
+    What concerns a call is about one steady-state call, from the coverage stage, and null where that did not measure.
+    """
 
     reason: str
     location: str | None
-    count: int = 1
+    #: How often a call comes by.
+    count: int | None = None
+    #: How often the front end reported it: once for each frame that it unwound, and for each compilation.
+    reports: int | None = None
+    #: What the front end advises, and where it says more.
+    hints: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    #: The function (``name file:line``) that is left to Python altogether because of it.
+    skipped: str | None = None
+    #: Lines of user code that lead to it, innermost first: the calls there are made from Python, too.
+    callers: tuple[str, ...] = ()
+    #: Ops of a call that run outside every graph because of it, and their FLOPs.
+    ops: int | None = None
+    flops: int | None = None
+    #: Milliseconds of a call lost at it, under the profiler: its ops outside graphs, and leaving and entering graphs.
+    ms: float | None = None
+    #: Share of the call's time that this is.
+    share: float | None = None
+
+
+def joined(known: GraphBreak, again: GraphBreak) -> GraphBreak:
+    """Return what two reports of one place say together; what was measured is the first's."""
+    reasons = dict.fromkeys([*known.reason.split("; "), *again.reason.split("; ")])
+    return dataclasses.replace(
+        known,
+        reason="; ".join(reasons),
+        reports=(known.reports or 0) + (again.reports or 0) or None,
+        hints=tuple(dict.fromkeys(known.hints + again.hints)),
+        links=tuple(dict.fromkeys(known.links + again.links)),
+        skipped=known.skipped or again.skipped,
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +120,8 @@ class CaptureInfo:
     graph_nodes: tuple[int, ...] = ()
     #: Warnings the front end gave while capturing.
     warnings: tuple[str, ...] = ()
+    #: Microseconds that a steady-state call spends on finding the compiled code that holds, guards included.
+    guard_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,20 +175,47 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class OpCount:
+    """How often an op ran, by line of user code; no line where it is not one, or cannot be told."""
+
+    op: str
+    count: int
+    location: str | None = None
+
+
+@dataclass(frozen=True)
 class OutsideOp:
-    """Ops that ran outside every captured graph, by op and line of user code."""
+    """Ops that ran outside every captured graph in one call, by op, line of user code, module and reason."""
 
     op: str
     location: str | None
     count: int
+    #: Path of the innermost module whose method was running, empty for the model itself.
+    module: str | None = None
+    #: forward | backward; a backward op stands at the line of its forward op.
+    phase: str = "forward"
+    #: ``graph break``, ``left to Python`` (by ``torch.compiler.disable``) or ``no graph`` (nothing there was captured).
+    reason: str | None = None
+    #: Where the graph break is that they are outside of graphs because of.
+    graph_break: str | None = None
+    flops: int | None = None
+    #: Share of the call's FLOPs.
+    flops_share: float | None = None
+    #: Milliseconds under the profiler (of the device on an accelerator) and share of the time of the call's ops.
+    ms: float | None = None
+    time_share: float | None = None
 
 
 @dataclass(frozen=True)
 class CoverageInfo:
-    """How much of a steady-state call ran inside captured graphs; fractions in 0..1, null where undefined."""
+    """How much of a steady-state call ran inside captured graphs; fractions in 0..1, null where undefined.
+
+    In training a call includes the backward pass; the loss and accumulating gradients are left out.
+    """
 
     ops: float | None
     flops: float | None
+    #: Of the time spent in ops, under the profiler: device time on an accelerator.
     time: float | None = None
     ops_total: int | None = None
     ops_in_graph: int | None = None
@@ -164,6 +226,11 @@ class CoverageInfo:
     eager_flops: int | None = None
     graphs_per_call: int | None = None
     outside: tuple[OutsideOp, ...] = ()
+    #: Ops that eager ran and the capture did not (baked in, folded or dead), and the reverse.
+    missing: tuple[OpCount, ...] = ()
+    extra: tuple[OpCount, ...] = ()
+    ops_missing: int | None = None
+    ops_extra: int | None = None
     #: Ops that plausibly do arithmetic but have no FLOP formula in torch; they count 0 FLOPs.
     flops_unknown: tuple[str, ...] = ()
     note: str | None = None

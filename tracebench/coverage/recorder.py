@@ -1,43 +1,105 @@
-"""The one recorder of ATen ops, for eager and for every front end."""
+"""The one recorder of ATen ops, for eager and for every front end, in inference and in training."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from tracebench.coverage.origin import Origin, origin
+from tracebench.coverage.ownership import Ownership, next_node
 from tracebench.frontends import regions
-from tracebench.userlocation import caller_location
 
 #: Ops that multiply matrices or attend, yet may lack a formula in torch's registry on some device.
 _HEAVY = ("attention", "conv", "mm", "bmm", "matmul", "linear", "gru", "lstm", "rnn", "einsum", "bilinear")
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One dispatched op. ``flops`` are floating-point operations by torch's formulas."""
+
+    name: str
+    flops: int
+    inside: bool
+    phase: str
+    #: Forward: how many graphs were entered before. Backward: number of its node, from the call's first on.
+    place: int
+    #: Where it comes from, for a backward op where its forward op does; None inside graphs.
+    origin: Origin | None = None
 
 
 @dataclass
 class Tally:
-    """What one call dispatched. ``flops`` are floating-point operations by torch's formulas."""
+    """What one call dispatched, in order."""
 
-    ops: int = 0
-    ops_in_graph: int = 0
-    flops: int = 0
-    flops_in_graph: int = 0
+    ops: list[Op] = field(default_factory=list)
     graphs_entered: int = 0
-    #: (op, user line) -> how often it ran outside every graph.
-    outside: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     #: Ops that do heavy arithmetic but have no formula.
     without_formula: set[str] = field(default_factory=set)
 
+    @property
+    def flops(self) -> int:
+        """FLOPs of all ops."""
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def inside(self) -> list[Op]:
+        """The ops that ran inside graphs."""
+        return [op for op in self.ops if op.inside]
+
+    @property
+    def outside(self) -> list[Op]:
+        """The ops that ran outside every graph."""
+        return [op for op in self.ops if not op.inside]
+
+
+def record(
+    forward: Callable[[], Any],
+    backward: Callable[[Any], object] | None = None,
+    modules: Mapping[int, str] | None = None,
+) -> Tally:
+    """Call ``forward``, then ``backward`` on its output, and return what the model dispatched.
+
+    An op of the backward pass belongs to where its autograd node was made: inside if that was inside a captured
+    graph. Summing gradients that meet belongs to the node that the later one comes from. What is not the model's is
+    left out on both sides: the loss, its own gradient, and accumulating gradients into parameters and inputs.
+    ``modules`` are the paths of the model's modules by ``id``.
+    """
+    tally, ownership = Tally(), Ownership()
+    before = regions.graphs_entered()
+    recorder = _Recorder(tally, ownership, before, modules or {})
+    with recorder, regions.watched(ownership.switched):
+        ownership.begin()
+        output = forward()
+        ownership.end()
+        if backward is not None:
+            recorder.after = True
+            backward(output)
+    tally.graphs_entered = regions.graphs_entered() - before
+    return tally
+
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, tally: Tally) -> None:
+    """Autograd runs its nodes under the modes of the thread that started it, on a device's own thread too."""
+
+    def __init__(self, tally: Tally, ownership: Ownership, entered: int, modules: Mapping[int, str]) -> None:
         super().__init__()
         self._tally = tally
+        self._ownership = ownership
+        self._entered = entered
+        self._modules = modules
+        #: Whether the forward pass is over, so that what no node runs is the loss's.
+        self.after = False
+        #: Origins of forward ops outside graphs and the number that the node after each would have.
+        self._origins: list[Origin] = []
+        self._numbers: list[int] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -46,29 +108,44 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inside = regions.is_inside()
+        # torch's stub leaves out that there may be none.
+        node: Any = torch._C._current_autograd_node()
+        number = None if node is None else int(node._sequence_nr())
+        inside = self._side(number)
+        found = None if inside is not False else self._origin(sys._getframe(1), number)
         result = func(*args, **kwargs)
-        tally = self._tally
-        flops = _flops(func, args, kwargs, result, tally.without_formula)
-        tally.ops += 1
-        tally.flops += flops
-        if inside:
-            tally.ops_in_graph += 1
-            tally.flops_in_graph += flops
-        else:
-            name = str(func).removesuffix(".default")
-            tally.outside[name, caller_location(sys._getframe(1))] += 1
+        if inside is not None:
+            flops = _flops(func, args, kwargs, result, self._tally.without_formula)
+            if number is None:
+                phase, place = FORWARD, regions.graphs_entered() - self._entered
+            else:
+                phase, place = BACKWARD, number - self._ownership.first
+            self._tally.ops.append(Op(str(func).removesuffix(".default"), flops, inside, phase, place, found))
         return result
 
+    def _side(self, number: int | None) -> bool | None:
+        """Return whether the op that is dispatched is inside a graph; None if it is not the model's."""
+        if regions.is_inside():
+            return True
+        if number is None:
+            return None if self.after else False
+        return self._ownership.inside(number)
 
-def record(function: Callable[[], Any]) -> Tally:
-    """Call ``function`` once and return what it dispatched on this thread, the forward pass of a call."""
-    tally = Tally()
-    before = regions.graphs_entered()
-    with _Recorder(tally):
-        function()
-    tally.graphs_entered = regions.graphs_entered() - before
-    return tally
+    def _origin(self, frame: Any, number: int | None) -> Origin:
+        here = origin(frame, record.__code__, self._modules)
+        if number is None:
+            self._origins.append(here)
+            self._numbers.append(next_node())
+            return here
+        index = bisect_right(self._numbers, number)
+        # A node is made just before its op is dispatched, but those that keep views in step are made after it.
+        if index and (index == len(self._numbers) or self._numbers[index] != number + 1):
+            index -= 1
+        if index == len(self._origins):
+            return here
+        made = self._origins[index]
+        # A backward pass written in Python has lines of its own.
+        return replace(made, frames=here.frames + made.frames) if here.frames else made
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any, without_formula: set[str]) -> int:
@@ -83,5 +160,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any, without_formula: set[
 
 
 def supports_recording() -> bool:
-    """Return whether this torch lets a recorder see what Dynamo compiled."""
-    return hasattr(torch.utils._python_dispatch.TorchDispatchMode, "ignore_compile_internals")
+    """Return whether this torch lets a recorder see what Dynamo compiled, and which autograd node is running."""
+    return (
+        hasattr(TorchDispatchMode, "ignore_compile_internals")
+        and hasattr(torch._C, "_current_autograd_node")
+        and hasattr(torch.autograd, "_get_sequence_nr")
+    )

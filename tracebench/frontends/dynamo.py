@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
-from tracebench.record import GraphBreak
+from tracebench.record import GraphBreak, joined
 from tracebench.userlocation import short
 
 #: The modules of ``torch._dynamo`` that log graph breaks.
@@ -23,6 +23,9 @@ _LOCATED = re.compile(
 )
 _SKIPPED = re.compile(r"will skip tracing the frame (?P<frame>.+?) and fall back to eager", re.S)
 _FRAME = re.compile(r"File \"(?P<file>.+?)\", line (?P<line>\d+)")
+_FUNCTION = re.compile(r"(?:frame skipped:|tracing the frame) (?P<name>\S+) \((?P<file>[^\n]+?) line (?P<line>\d+)\)")
+_HINT = re.compile(r"^\s*Hint: (.+)$", re.M)
+_LINK = re.compile(r"please visit: (\S+)")
 #: How Dynamo introduces the reason proper.
 _PREAMBLES = ("Encountered graph break when", "Failed to handle graph break gracefully")
 
@@ -108,8 +111,8 @@ class _Listener(logging.Handler):
             return
         breaks = self._events.graph_breaks
         for index, known in enumerate(breaks):
-            if (known.reason, known.location) == (found.reason, found.location):
-                breaks[index] = GraphBreak(known.reason, known.location, known.count + 1)
+            if known.location == found.location and (known.location is not None or known.reason == found.reason):
+                breaks[index] = joined(known, found)
                 return
         breaks.append(found)
 
@@ -117,17 +120,28 @@ class _Listener(logging.Handler):
 def parse_graph_break(message: str) -> GraphBreak | None:
     """Return the graph break a log message of Dynamo tells of, or None if it tells of none.
 
-    ``count`` is 1: one report. Dynamo reports a break in a submodule once for each frame it unwinds through.
+    It is one report; Dynamo reports a break in a submodule once for each frame it unwinds through.
     """
     located = _LOCATED.search(message)
-    if located is not None:
-        return GraphBreak(_reason(located["reason"]), short(located["file"], int(located["line"])))
     skipped = _SKIPPED.search(message)
-    if skipped is None:
+    location: str | None
+    if located is not None:
+        reason, location = _reason(located["reason"]), short(located["file"], int(located["line"]))
+    elif skipped is not None:
+        frames = _FRAME.findall(message)
+        reason = f"frame skipped: {skipped['frame']}"
+        location = short(frames[-1][0], int(frames[-1][1])) if frames else None
+    else:
         return None
-    frames = _FRAME.findall(message)
-    location = short(frames[-1][0], int(frames[-1][1])) if frames else None
-    return GraphBreak(f"frame skipped: {skipped['frame']}", location)
+    function = _FUNCTION.search(message)
+    return GraphBreak(
+        reason,
+        location,
+        reports=1,
+        hints=tuple(dict.fromkeys(_HINT.findall(message))),
+        links=tuple(dict.fromkeys(_LINK.findall(message))),
+        skipped=f"{function['name']} {short(function['file'], int(function['line']))}" if function else None,
+    )
 
 
 def _reason(text: str) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+
+#: Returns the context in which the stretch runs that begins: inside a graph, or in the Python that a graph calls.
+Watcher = Callable[[bool], AbstractContextManager[Any]]
 
 
 class _State(threading.local):
     inside: bool = False
     entered: int = 0
+    watcher: Watcher | None = None
 
 
 _state = _State()
@@ -24,6 +30,17 @@ def is_inside() -> bool:
 def graphs_entered() -> int:
     """Return how often the calling thread has entered a captured graph so far."""
     return _state.entered
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Have ``watcher`` told of each change of the signal on this thread."""
+    before = _state.watcher
+    _state.watcher = watcher
+    try:
+        yield
+    finally:
+        _state.watcher = before
 
 
 def inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,10 +57,15 @@ def _wrap(function: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         before = _state.inside
-        _state.entered += value and not before
+        if before == value:
+            return function(*args, **kwargs)
+        _state.entered += value
         _state.inside = value
         try:
-            return function(*args, **kwargs)
+            if _state.watcher is None:
+                return function(*args, **kwargs)
+            with _state.watcher(value):
+                return function(*args, **kwargs)
         finally:
             _state.inside = before
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracebench.record import Excluded, GraphBreak, Probe, Record
-from tracebench.report.text import clean, clip, plural, some
+from tracebench.record import Excluded, GraphBreak, OpCount, Probe, Record, joined
+from tracebench.report.text import clean, clip, percent, plural, some
 from tracebench.status import OUTCOMES, Word, as_expected, outcome
 
 #: Front ends in the order they are shown; others follow by name.
@@ -253,29 +253,29 @@ def _cause(record: Record) -> str:
 
 
 def breaks(record: Record) -> list[GraphBreak]:
-    """Return the graph breaks by distinct user location, most frequent first; reasons at one location are joined."""
+    """Return the graph breaks by distinct user location, the dearest first; reports of one location are joined."""
     merged: dict[str, GraphBreak] = {}
     for found in record.capture.graph_breaks if record.capture else ():
         place = found.location or f"no location: {found.reason}"
-        known = merged.get(place)
-        if known is None:
-            merged[place] = found
-        else:
-            reason = known.reason if found.reason in known.reason else f"{known.reason}, {found.reason}"
-            merged[place] = GraphBreak(reason, known.location, known.count + found.count)
-    return sorted(merged.values(), key=lambda found: -found.count)
+        merged[place] = joined(merged[place], found) if place in merged else found
+    return sorted(merged.values(), key=lambda found: (-(found.ms or 0.0), -(found.count or 0)))
 
 
 def break_text(found: GraphBreak) -> str:
-    """Return a graph break as ``reason at file:line (3 times)``."""
+    """Return a graph break as ``reason at file:line (3 times a call, 12 ops outside, 4.5 % of its time)``."""
     place = f" at {clean(found.location)}" if found.location else ""
-    times = f" ({found.count} times)" if found.count > 1 else ""
-    return f"{clip(clean(found.reason), 200)}{place}{times}"
+    said = [
+        f"{found.count} times a call" if found.count is not None and found.count != 1 else "",
+        f"{plural(found.ops, 'op')} outside" if found.ops else "",
+        f"{percent(min(found.share, 1.0))} % of its time" if found.share is not None else "",
+    ]
+    told = ", ".join(filter(None, said))
+    return f"{clip(clean(found.reason), 200)}{place}" + (f" ({told})" if told else "")
 
 
 def remarks(record: Record) -> list[str]:
     """Return what else to know about a case: its graph breaks and the controls that did nothing."""
-    said = []
+    said: list[str] = []
     found = breaks(record)
     if found and record.capture:
         reasons = some([break_text(item) for item in found], 3, "break")
@@ -284,6 +284,14 @@ def remarks(record: Record) -> list[str]:
     if excluded:
         listed = [_excluded(item) for item in excluded]
         said.append(f"left to Python, for it refuses: {some(listed, 3, 'module')}")
+    if record.coverage is not None and record.coverage.note:
+        said.append(f"coverage: {clean(record.coverage.note)}")
+    if record.coverage is not None and record.coverage.missing:
+        count, named = _counted(record.coverage.missing)
+        said.append(f"{plural(count, 'op')} of eager {'is' if count == 1 else 'are'} not run ({named})")
+    if record.coverage is not None and record.coverage.extra:
+        count, named = _counted(record.coverage.extra)
+        said.append(f"{plural(count, 'op')} {'is' if count == 1 else 'are'} run that eager does not run ({named})")
     for control in record.controls:
         if control.effect == "none":
             detail = f": {clean(control.detail)}" if control.detail else ""
@@ -294,6 +302,14 @@ def remarks(record: Record) -> list[str]:
 def _excluded(item: Excluded) -> str:
     where = f" at {clean(item.location)}" if item.location else ""
     return f"{clean(item.path) or 'the whole model'} ({clean(item.type)}{where}): {clip(clean(item.reason), 120)}"
+
+
+def _counted(ops: Sequence[OpCount]) -> tuple[int, str]:
+    """Return how many ops there are, and the most frequent by name: ``aten.randn x12``."""
+    by_name: Counter[str] = Counter()
+    for op in ops:
+        by_name[clean(op.op)] += op.count
+    return by_name.total(), some([f"{name} x{count}" for name, count in by_name.most_common()], 3, "op name", ", ")
 
 
 def timing_warnings(record: Record) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TextIO
 from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
+from tracebench.report.outside import outside_table
 from tracebench.report.text import cells, clean, pad, some, wrap
 from tracebench.status import OUTCOMES
 
@@ -47,6 +48,7 @@ _COLUMNS = (
     _Shown("outcome", ("", "verdict"), False, lambda record, naming: facts.word(record).name),
     _figure("op_coverage", "op", "%"),
     _figure("flop_coverage", "FLOP", "%"),
+    _figure("time_coverage", "time", "%"),
     _Shown("graphs", ("graphs", "(breaks)"), True, lambda record, naming: _graphs(record)),
     _figure("speedup", "speedup", "[95 % interval]", right=False),
     _figure("eager_ms", "eager", "ms"),
@@ -55,6 +57,7 @@ _COLUMNS = (
 #: What is left out, step by step, where the width does not suffice.
 _LEFT_OUT = (
     (),
+    ("time_coverage",),
     ("eager_ms", "captured_ms"),
     ("graphs",),
     ("flop_coverage",),
@@ -84,6 +87,7 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
     blocks = [
         wrap(_heading(records), width),
         _grid(records, naming, width, colour),
+        outside_table(records, naming, width),
         _why(records, naming, width),
         _list("notes", _notes(records, naming), width),
         _list("timing warnings", _timing(records, naming), width),
@@ -111,8 +115,9 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
     natural = {
         column.name: max(*map(cells, column.heading), *(cells(row[column.name]) for row in rows))
         for column in _COLUMNS
-        # A column that nobody asked for tells nothing.
+        # A column that nobody asked for tells nothing, nor does one that no case could be measured for.
         if any(row[column.name] != "-" for row in rows)
+        and (column.name != "time_coverage" or any(row[column.name] not in ("-", "n/a") for row in rows))
     }
     shown, widths, gap = _fit(natural, width)
     lines = [
@@ -122,7 +127,7 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
     lines.append(gap.join("-" * widths[column.name] for column in shown))
     for record, row in zip(records, rows, strict=True):
         lines += _row(record, row, shown, widths, gap, colour)
-    said = {value for row in rows for name, value in row.items() if name not in _WRAPPED}
+    said = {value for row in rows for name, value in row.items() if name in natural and name not in _WRAPPED}
     out = [
         " ".join(filter(None, column.heading)).replace("[95 % interval]", "").strip()
         for column in _COLUMNS

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from tracebench.record import Probe, Record, Timing, to_dict
-from tracebench.report import facts
+from tracebench.report import facts, outside
 from tracebench.report.columns import COLUMNS
 from tracebench.report.text import clean, milliseconds, percent
 from tracebench.status import OUTCOMES
@@ -190,7 +190,7 @@ def _details(record: Record, naming: facts.Names) -> str:
         _part("Last output", _pre(error.log_tail)) if error else "",
         _part("Capture", _capture(record)),
         _part("Left to Python", _grid(("module", "class", "at", "why"), _excluded(record))),
-        _part("Graph breaks", _bullets(facts.break_text(found) for found in facts.breaks(record))),
+        _part("Graph breaks", _breaks(record)),
         _part("Coverage", _coverage(record)),
         _part("Controls", _grid(("control", "target", "effect", "detail"), _controls(record))),
         _part("Throughput", _throughput(record)),
@@ -261,6 +261,7 @@ def _capture(record: Record) -> str:
             ("graphs", found.graphs),
             ("nodes in each", ", ".join(map(str, found.graph_nodes)) or None),
             ("guards", found.guards),
+            ("microseconds of guards a call", None if found.guard_us is None else f"{found.guard_us:.3g}"),
         )
     )
     constants = [
@@ -268,6 +269,31 @@ def _capture(record: Record) -> str:
     ]
     recompiles = [f"recompiled: {reason}" for reason in found.recompiles]
     return said + _bullets([*constants, *recompiles, *(f"warning: {item}" for item in found.warnings)])
+
+
+def _breaks(record: Record) -> str:
+    """Return the graph breaks, the dearest first; a link that is no plain address is text."""
+    rows = []
+    for found in facts.breaks(record):
+        links = " ".join(
+            f'<a href="{_e(link)}">{_e(link.rsplit("/", 1)[-1])}</a>' if link.startswith("https://") else _e(link)
+            for link in found.links
+        )
+        figures = (
+            found.count,
+            found.ops,
+            None if found.ms is None else f"{found.ms:.3g}",
+            None if found.share is None else percent(min(found.share, 1.0)),
+            found.reports,
+        )
+        texts = [_e(found.reason), _e(found.location or ""), *(_e("" if item is None else item) for item in figures)]
+        rows.append([*texts, links, "<br>".join(map(_e, found.hints))])
+    if not rows:
+        return ""
+    names = ("reason", "at", "times a call", "ops outside", "ms a call", "time %", "reports", "more", "hints")
+    listed = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    titles = "".join(f"<th>{_e(name)}</th>" for name in names)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{listed}</table></div>'
 
 
 def _coverage(record: Record) -> str:
@@ -283,14 +309,22 @@ def _coverage(record: Record) -> str:
             *shares,
             ("ops in graphs", None if found.ops_total is None else f"{found.ops_in_graph} of {found.ops_total}"),
             ("graphs in one call", found.graphs_per_call),
+            ("ops of eager that are not run", found.ops_missing or None),
+            ("ops that eager does not run", found.ops_extra or None),
             ("ops without a FLOP formula", ", ".join(found.flops_unknown) or None),
             ("note", found.note),
         )
     )
-    outside = sorted(found.outside, key=lambda item: -item.count)
-    rows = [(item.op, item.location, item.count) for item in outside[:20]]
-    more = f"<p>and {len(outside) - 20} more</p>" if len(outside) > 20 else ""
-    return said + _grid(("outside every graph", "at", "times"), rows) + more
+    ops = outside.ranked(record)
+    rows = [(*outside.cells_of(op), op.graph_break) for op in ops[:20]]
+    more = f"<p>and {len(ops) - 20} more</p>" if len(ops) > 20 else ""
+    unlike = [
+        f"{op.op} x{op.count}{f' at {op.location}' if op.location else ''}: {said_of}"
+        for counts, said_of in ((found.missing, "eager alone runs it"), (found.extra, "the capture alone runs it"))
+        for op in counts[:20]
+    ]
+    heading = "<h4>Outside the graph</h4>" if rows else ""
+    return said + _bullets(unlike) + heading + _grid((*outside.headings(), "break"), rows) + more
 
 
 def _controls(record: Record) -> Iterable[Sequence[object]]:

@@ -14,6 +14,7 @@ from torch import nn
 from tracebench import environment
 from tracebench import subject as subjects
 from tracebench.case import Case
+from tracebench.coverage.breaks import with_costs
 from tracebench.coverage.stage import cover, refused_coverage
 from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
@@ -117,7 +118,8 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
                 # Recompiles come with the later calls, which the capture stage does not make.
                 made.events.refresh()
                 assert info is not None
-                journal.put(capture=dataclasses.replace(info, recompiles=tuple(made.events.recompiles)))
+                info = dataclasses.replace(info, recompiles=tuple(made.events.recompiles))
+                journal.put(capture=info)
             if "random" in subject.probes and make_executor(case.executor, for_verdict=False).own_random_numbers:
                 # The capture that was judged draws eager's numbers; the one that users run does not.
                 extra = judge_random_numbers(subject, captures())
@@ -143,7 +145,11 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
         return afterwards
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
-            journal.put(coverage=cover(subject, captures("replay", marked=True)))
+            covered = cover(subject, captures("replay", marked=True))
+            journal.put(coverage=covered.info)
+            if info is not None:
+                breaks = with_costs(info.graph_breaks, covered.breaks)
+                journal.put(capture=dataclasses.replace(info, graph_breaks=breaks, guard_us=covered.guard_us))
     if "throughput" in case.stages:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])

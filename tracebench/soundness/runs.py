@@ -24,6 +24,7 @@ from tracebench.soundness.aliasing import Shared, aliasing
 from tracebench.soundness.blocksums import BlockSums, block_sums
 from tracebench.soundness.calls import Call
 from tracebench.soundness.globals import Globals
+from tracebench.soundness.loss import run_backward
 from tracebench.soundness.state import State, live_tensors, snapshot
 from tracebench.soundness.structure import Tree, to_tree, walk
 from tracebench.subject import Subject, seed_everything
@@ -160,7 +161,7 @@ def _call(
             shown = output if hooks.canonical is None else hooks.canonical(i, output, earlier)
             kept = to_tree(shown, own=True)
             if subject.training:
-                _backward(output)
+                run_backward(output)
         randomness = generators(subject.device)
     except Exception as error:
         failure = Failure(type(error).__name__, str(error), user_location(error))
@@ -196,38 +197,6 @@ def _observe(observe: Callable[[nn.Module], Any], model: nn.Module, module: nn.M
         except Exception as error:
             return Failure(type(error).__name__, str(error), user_location(error))
     return failure
-
-
-def _backward(output: Any) -> None:
-    """Run the backward pass from a weighted sum of all floating-point outputs that require a gradient.
-
-    The weights are fixed pseudo-random numbers with magnitudes from 0.5 to 1.5 and either sign, so that neither equal
-    and opposite errors nor a constant factor in one output cancel.
-    """
-    generator = torch.Generator().manual_seed(1)
-    loss: torch.Tensor | None = None
-    for tensor in _differentiable(output):
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        if dense.is_complex():
-            dense = torch.view_as_real(dense)
-        # In float32 whatever the default dtype: the float64 reference must have the same loss.
-        draw = torch.rand(dense.shape, generator=generator, dtype=torch.float32)
-        weights = (draw + 0.5) * (torch.randint(0, 2, dense.shape, generator=generator) * 2 - 1)
-        wide = dense if dense.dtype == torch.float64 else dense.float()
-        term = (wide * weights.to(wide.device, wide.dtype)).sum()
-        loss = term if loss is None else loss + term.to(loss.device)
-    if loss is not None:
-        loss.backward()
-
-
-def _differentiable(output: Any) -> list[torch.Tensor]:
-    """Return the live tensors of ``output`` that a loss can be made of, each once, in order."""
-    found: dict[int, torch.Tensor] = {}
-    for _, leaf in walk(to_tree(output)):
-        tensor = leaf.live
-        if tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
-            found.setdefault(id(tensor), tensor)
-    return list(found.values())
 
 
 def _gradients(

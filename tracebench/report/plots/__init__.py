@@ -1,0 +1,58 @@
+"""Plots of records. Each has a pure function that prepares what it shows, and one that draws it.
+
+A drawing function returns None where the records have nothing to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracebench.record import Record
+from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
+from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
+from tracebench.report.plots.rounds import latency, latency_samples
+from tracebench.report.plots.speedups import speedup, speedup_bars, ticks
+from tracebench.report.plots.verdicts import probes, verdict_grid, verdicts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "FRONTEND_COLOURS",
+    "PLOTS",
+    "coverage",
+    "coverage_bars",
+    "frontend_colours",
+    "latency",
+    "latency_samples",
+    "outside",
+    "outside_bars",
+    "png",
+    "probes",
+    "short",
+    "speedup",
+    "speedup_bars",
+    "ticks",
+    "verdict_grid",
+    "verdicts",
+]
+
+#: Every plot, by the name of its file.
+PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
+    "verdicts": (verdicts, "Whether each capture behaves as eager does."),
+    "probes": (probes, "What each probe of the case found."),
+    "speedup": (speedup, "How much faster each capture is than eager, measured in alternating rounds."),
+    "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
+    "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
+    "latency": (latency, "Every measured round of the case."),
+}
+
+
+def png(figure: Figure) -> bytes:
+    """Return ``figure`` as a PNG that holds nothing but the picture."""
+    from io import BytesIO
+
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()
