@@ -101,6 +101,8 @@ class _Work:
                     self._leave(path, module, error)
                     return None
                 part = module.get_submodule(inner)
+                # What lies in a larger hole is captured, or left, when that is looked into.
+                holes = {at: found for at, found in holes.items() if not at.startswith(f"{inner}.")}
                 holes[inner] = (Hole(inner, part, self._python(part)), error)
             else:
                 break

@@ -78,13 +78,13 @@ class _Region:
 
     def __init__(self, run: Callable[..., Any], form: _Form) -> None:
         self.key = next(_keys)
+        self.inputs = form
         self.outputs: _Form | None = None
         self._run = run
-        self._inputs = form
         _regions[self.key] = self
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs = self._inputs.join(tensors)
+        args, kwargs = self.inputs.join(tensors)
         self.outputs, results = _Form.split(self._run(*args, **kwargs), "a result")
         return results
 
@@ -95,11 +95,16 @@ _regions: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionar
 
 def _stand_in(hole: Hole, kept: list[Any]) -> Callable[..., Any]:
     """Return what stands for the forward of ``hole`` while a trace is made."""
+    made: list[_Region] = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         form, tensors = _Form.split((args, kwargs), "an argument")
-        region = _Region(hole.run, form)
-        kept.append(region)
+        # The tracer's own check traces again, and must find the same number in the graph.
+        region = next((region for region in made if region.inputs == form), None)
+        if region is None:
+            region = _Region(hole.run, form)
+            made.append(region)
+            kept.append(region)
         results = _border()(region.key, tensors)
         assert region.outputs is not None, "the region has run"
         return region.outputs.join(results)
