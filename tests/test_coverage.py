@@ -519,3 +519,36 @@ def test_what_is_timed_carries_no_instrument(
         [broken] = found.capture.graph_breaks
         assert (broken.count, broken.reports) == ((1, 1) if found.coverage else (None, 1))
         assert (found.capture.guard_us is not None) == ("coverage" in stages)
+
+
+class Repeats(nn.Module):
+    """Two graphs: three products, run once; one product, run twice as each call passes it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x @ x @ x @ x
+        torch._dynamo.graph_break()
+        for _ in range(2):
+            x = self.part(x)
+        return x
+
+    @torch.compiler.disable(recursive=False)
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.once(x)
+        return y
+
+    def once(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+def test_what_each_graph_does_in_a_call() -> None:
+    found = covered("dynamo", Repeats())
+    work = [(graph.calls, graph.ops, graph.flops) for graph in found.graphs]
+    assert work == [(1, 3, 3 * PRODUCT), (2, 2, 2 * PRODUCT)]
+    assert found.graphs_per_call == 3
+    assert found.ops == 1.0
+
+
+@pytest.mark.parametrize("name", ["jit_trace", "fx", "hook"])
+def test_one_graph_does_it_all(name: str) -> None:
+    [graph] = covered(name, Products(3, 2)).graphs
+    assert (graph.graph, graph.calls, graph.ops, graph.flops) == (0, 1, 5, 5 * PRODUCT)

@@ -61,6 +61,7 @@ class Case:
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
+    capture: dict[str, Any] = field(default_factory=lambda: {"dump": False})
     soundness: dict[str, Any] = field(default_factory=lambda: soundness_options(probes=("use",)))
     throughput: dict[str, Any] = field(default_factory=dict)
 

@@ -112,6 +112,13 @@ class ExecutorConfig:
 
 
 @dataclass
+class CaptureConfig:
+    """What is kept of a capture."""
+
+    dump: bool = _key(False, "write the graphs as text and code, and torch's trace log (for tlparse), to graphs/KEY/")
+
+
+@dataclass
 class SoundnessConfig:
     """How a capture is judged."""
 
@@ -150,6 +157,7 @@ class Config:
     batch_size: int | None = _key(None, "samples in the example; null: as the model's file gives it")
     seed: int = _key(0, "seed of weights, inputs and random ops")
     stages: list[str] = _key(lambda: list(OPTIONAL_STAGES), f"which of {', '.join(OPTIONAL_STAGES)} run")
+    capture: CaptureConfig = _key(CaptureConfig, "what is kept of a capture")
     soundness: SoundnessConfig = _key(SoundnessConfig, "how a capture is judged")
     throughput: ThroughputConfig = _key(ThroughputConfig, "how speed is measured")
     limits: LimitsConfig = _key(LimitsConfig, "what a case may take before it is ended")
@@ -164,6 +172,7 @@ class Config:
 #: Keys of ``Config`` that hold keys themselves, of one schema whatever is chosen.
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
+    "capture": CaptureConfig,
     "soundness": SoundnessConfig,
     "throughput": ThroughputConfig,
     "limits": LimitsConfig,
@@ -249,6 +258,7 @@ def to_request(config: Any) -> Request:
         batch_size=plain["batch_size"],
         seed=plain["seed"],
         stages=tuple(stage for stage in OPTIONAL_STAGES if stage in plain["stages"]),
+        capture=plain["capture"],
         soundness=plain["soundness"],
         throughput=plain["throughput"],
     )

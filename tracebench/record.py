@@ -120,6 +120,8 @@ class CaptureInfo:
     graph_nodes: tuple[int, ...] = ()
     #: Warnings the front end gave while capturing.
     warnings: tuple[str, ...] = ()
+    #: Folder, from that of the results on, in which the graphs are written; null where that was not asked.
+    dump: str | None = None
     #: Microseconds that a steady-state call spends on finding the compiled code that holds, guards included.
     guard_us: float | None = None
 
@@ -207,6 +209,18 @@ class OutsideOp:
 
 
 @dataclass(frozen=True)
+class GraphWork:
+    """What one captured graph does in a steady-state call: ATen ops and FLOPs of the forward pass."""
+
+    #: Its place in ``capture.graph_nodes``, as long as nothing was captured anew.
+    graph: int
+    #: How often it is run.
+    calls: int
+    ops: int
+    flops: int
+
+
+@dataclass(frozen=True)
 class CoverageInfo:
     """How much of a steady-state call ran inside captured graphs; fractions in 0..1, null where undefined.
 
@@ -225,6 +239,7 @@ class CoverageInfo:
     eager_ops: int | None = None
     eager_flops: int | None = None
     graphs_per_call: int | None = None
+    graphs: tuple[GraphWork, ...] = ()
     outside: tuple[OutsideOp, ...] = ()
     #: Ops that eager ran and the capture did not (baked in, folded or dead), and the reverse.
     missing: tuple[OpCount, ...] = ()

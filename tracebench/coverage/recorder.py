@@ -33,6 +33,8 @@ class Op:
     place: int
     #: Where it comes from, for a backward op where its forward op does; None inside graphs.
     origin: Origin | None = None
+    #: Number of the graph that a forward op inside runs in.
+    graph: int | None = None
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Tally:
     graphs_entered: int = 0
     #: Ops that do heavy arithmetic but have no formula.
     without_formula: set[str] = field(default_factory=set)
+    #: Each op as a line of text, where that is asked for.
+    listing: list[str] | None = None
 
     @property
     def flops(self) -> int:
@@ -64,15 +68,17 @@ def record(
     forward: Callable[[], Any],
     backward: Callable[[Any], object] | None = None,
     modules: Mapping[int, str] | None = None,
+    *,
+    listed: bool = False,
 ) -> Tally:
     """Call ``forward``, then ``backward`` on its output, and return what the model dispatched.
 
     An op of the backward pass belongs to where its autograd node was made: inside if that was inside a captured
     graph. Summing gradients that meet belongs to the node that the later one comes from. What is not the model's is
     left out on both sides: the loss, its own gradient, and accumulating gradients into parameters and inputs.
-    ``modules`` are the paths of the model's modules by ``id``.
+    ``modules`` are the paths of the model's modules by ``id``. ``listed`` asks for the ops as text, too.
     """
-    tally, ownership = Tally(), Ownership()
+    tally, ownership = Tally(listing=[] if listed else None), Ownership()
     before = regions.graphs_entered()
     recorder = _Recorder(tally, ownership, before, modules or {})
     with recorder, regions.watched(ownership.switched):
@@ -120,7 +126,11 @@ class _Recorder(TorchDispatchMode):
                 phase, place = FORWARD, regions.graphs_entered() - self._entered
             else:
                 phase, place = BACKWARD, number - self._ownership.first
-            self._tally.ops.append(Op(str(func).removesuffix(".default"), flops, inside, phase, place, found))
+            name = str(func).removesuffix(".default")
+            op = Op(name, flops, inside, phase, place, found, regions.current_graph())
+            self._tally.ops.append(op)
+            if self._tally.listing is not None:
+                self._tally.listing.append(_line(op, args, kwargs, result))
         return result
 
     def _side(self, number: int | None) -> bool | None:
@@ -146,6 +156,22 @@ class _Recorder(TorchDispatchMode):
         made = self._origins[index]
         # A backward pass written in Python has lines of its own.
         return replace(made, frames=here.frames + made.frames) if here.frames else made
+
+
+def _line(op: Op, args: Any, kwargs: Any, result: Any) -> str:
+    side = "outside" if not op.inside else "graph" if op.graph is None else f"graph {op.graph}"
+    given = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())])
+    place = f"  # {op.origin.location}" if op.origin and op.origin.location else ""
+    return f"{op.phase:<8} {side:<8} {op.name}({given}) -> {_shown(result)}{place}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = "x".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    return repr(value)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any, without_formula: set[str]) -> int:

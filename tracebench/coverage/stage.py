@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,10 +14,10 @@ from tracebench.coverage.breaks import Cause, cause, costs
 from tracebench.coverage.difference import surplus
 from tracebench.coverage.hits import Passes, hits
 from tracebench.coverage.profile import Profile, op_times, profiles
-from tracebench.coverage.recorder import Op, Tally, record, supports_recording
+from tracebench.coverage.recorder import FORWARD, Op, Tally, record, supports_recording
 from tracebench.errors import CallError
 from tracebench.frontends.base import Capture, Inputs
-from tracebench.record import CoverageInfo, GraphBreak, OutsideOp
+from tracebench.record import CoverageInfo, GraphBreak, GraphWork, OutsideOp, write_atomically
 from tracebench.soundness.loss import run_backward
 from tracebench.soundness.runs import call_inputs
 from tracebench.subject import Subject, seed_everything
@@ -35,13 +36,14 @@ class Covered:
     guard_us: float | None = None
 
 
-def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture]) -> Covered:
+def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture], listing: Path | None = None) -> Covered:
     """Return the coverage of what ``capture`` makes, a marked capture under the replay executor.
 
     Op coverage = ops dispatched inside graphs / all ops dispatched; FLOP coverage weights ops by torch's formulas, time
     coverage by the profiler's time. The first call on the example inputs may still compile; ops are recorded in the
     second, and calls after it are watched for graph breaks and profiled, each for itself. In training a call includes
-    the backward pass, from the loss that verdicts are made with.
+    the backward pass, from the loss that verdicts are made with. The ops of the recorded calls of eager and of the
+    capture are written to ``listing/eager.aten.txt`` and ``captured.aten.txt``, if that is given.
 
     Raises:
         CaptureError: the front end refuses this time.
@@ -52,11 +54,14 @@ def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture]) -> 
     # Without the optimising executor TorchScript dispatches each op; fused groups would be invisible.
     with subject.grad_mode(), optimized_execution(False):
         model = subject.fresh_model()
-        eager = _Bound(subject, "eager", model, model).recorded()
+        eager = _Bound(subject, "eager", model, model).recorded(listed=listing is not None)
         model = subject.fresh_model()
         made = capture(model, call_inputs(subject, subject.example))
         bound = _Bound(subject, "the capture", model, made.call)
-        captured = bound.recorded()
+        captured = bound.recorded(listed=listing is not None)
+        if listing is not None:
+            for name, tally in (("eager", eager), ("captured", captured)):
+                write_atomically(listing / f"{name}.aten.txt", "\n".join(tally.listing or []) + "\n")
         made.events.refresh()
         breaks = tuple(made.events.graph_breaks)
         locations = [found.location for found in breaks if found.location]
@@ -84,6 +89,7 @@ def summarise(eager: Tally, captured: Tally) -> CoverageInfo:
         eager_ops=len(eager.ops),
         eager_flops=eager.flops,
         graphs_per_call=captured.graphs_entered,
+        graphs=_graphs(captured),
         missing=missing,
         extra=extra,
         ops_missing=sum(op.count for op in missing),
@@ -95,6 +101,18 @@ def summarise(eager: Tally, captured: Tally) -> CoverageInfo:
 def refused_coverage() -> CoverageInfo:
     """Return the coverage of a model that the front end refused: nothing is in a graph."""
     return CoverageInfo(ops=0.0, flops=0.0, ops_in_graph=0, flops_in_graph=0, graphs_per_call=0)
+
+
+def _graphs(captured: Tally) -> tuple[GraphWork, ...]:
+    """Return what each graph does in one call, in the order in which they are first entered."""
+    work: dict[int, list[Op]] = {}
+    for op in captured.ops:
+        if op.graph is not None and op.phase == FORWARD:
+            work.setdefault(op.graph, []).append(op)
+    return tuple(
+        GraphWork(number, len({op.place for op in ops}), len(ops), sum(op.flops for op in ops))
+        for number, ops in work.items()
+    )
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -112,11 +130,11 @@ class _Bound:
         self._backward = self._run_backward if subject.training else None
         self._modules = {id(module): path for path, module in model.named_modules()}
 
-    def recorded(self) -> Tally:
+    def recorded(self, *, listed: bool) -> Tally:
         """Make two calls and return what the second dispatched."""
         try:
             self._run()
-            return record(self._bound(), self._backward, self._modules)
+            return record(self._bound(), self._backward, self._modules, listed=listed)
         except Exception as error:
             raise self._raised("its ops are recorded", error) from error
 

@@ -29,6 +29,8 @@ class Events:
 
     #: Nodes that compute something, one entry per graph. Graphs without any are left out.
     graph_nodes: list[int] = field(default_factory=list)
+    #: The graphs themselves, in the same order.
+    graphs: list[nn.Module] = field(default_factory=list)
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
@@ -39,6 +41,14 @@ class Events:
     compilations: int = 0
     #: Brings the fields that are gathered late up to date; call before reading them.
     refresh: Callable[[], None] = lambda: None
+
+    def add_graph(self, graph: nn.Module, nodes: int) -> int | None:
+        """Note a captured graph and return its number; None if it computes nothing, so that it is no captured work."""
+        if not nodes:
+            return None
+        self.graphs.append(graph)
+        self.graph_nodes.append(nodes)
+        return len(self.graphs) - 1
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,9 @@ class Dynamo:
         events = _LISTENER.listen()
 
         def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-            nodes = count_nodes(graph.graph)
-            if nodes:
-                events.graph_nodes.append(nodes)
+            number = events.add_graph(graph, count_nodes(graph.graph))
             lowered = executor.lower(graph, example_inputs)
-            # A graph that computes nothing is no captured work.
-            return regions.inside(lowered) if marked and nodes else lowered
+            return regions.inside(lowered, number) if marked and number is not None else lowered
 
         call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
         return Capture(call=call, module=model, events=events)

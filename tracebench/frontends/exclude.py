@@ -49,6 +49,14 @@ class Hole:
 Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
 
+def capture_of(traced: Traced, *, marked: bool) -> Capture:
+    """Return the capture of a whole model that is one graph."""
+    events = Events(constants=list(traced.constants))
+    number = events.add_graph(traced.module, traced.nodes)
+    call = regions.inside(traced.call, number) if marked and number is not None else traced.call
+    return Capture(call=call, module=traced.module, events=events)
+
+
 def capture_excluding(model: nn.Module, inputs: Inputs, trace: Trace, *, holes: bool, marked: bool) -> Capture:
     """Capture ``model`` with ``trace``, again and again, leaving to Python what refuses.
 
@@ -60,16 +68,11 @@ def capture_excluding(model: nn.Module, inputs: Inputs, trace: Trace, *, holes: 
     """
     work = _Work(model, _recorded(model, inputs), trace, holes, marked)
     whole = work.capture("", model, inputs)
-    if not work.traced:
+    if not work.captured:
         raise work.refusals[0]
-    events = Events(
-        graph_nodes=[traced.nodes for traced in work.traced if traced.nodes],
-        constants=[constant for traced in work.traced for constant in traced.constants],
-        excluded=work.excluded,
-    )
     if whole is None:
-        return Capture(call=model, module=model, events=events)
-    return Capture(call=whole.call, module=whole.module, events=events)
+        return Capture(call=model, module=model, events=work.events)
+    return Capture(call=whole.call, module=whole.module, events=work.events)
 
 
 @dataclass
@@ -79,8 +82,8 @@ class _Work:
     trace: Trace
     holes: bool
     marked: bool
-    excluded: list[Excluded] = field(default_factory=list)
-    traced: list[Traced] = field(default_factory=list)
+    events: Events = field(default_factory=Events)
+    captured: bool = False
     refusals: list[Exception] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
 
@@ -106,15 +109,18 @@ class _Work:
                 holes[inner] = (Hole(inner, part, self._python(part)), error)
             else:
                 break
-        self.traced.append(traced)
+        self.captured = True
+        self.events.constants += traced.constants
+        number = self.events.add_graph(traced.module, traced.nodes)
         for hole, why in holes.values():
             self._leave(_join(path, hole.path), hole.module, why)
-        return Traced(self._graph(traced.call), traced.module, traced.nodes)
+        call = regions.inside(traced.call, number) if self.marked and number is not None else traced.call
+        return Traced(call, traced.module, traced.nodes)
 
     def _leave(self, path: str, module: nn.Module, error: Exception) -> None:
         self.done.add(id(module))
         reason = f"{type(error).__name__}: {first_line(error)}"
-        self.excluded.append(Excluded(path, type(module).__name__, definition(module.forward), reason))
+        self.events.excluded.append(Excluded(path, type(module).__name__, definition(module.forward), reason))
         self._parts(path, module)
 
     def _parts(self, path: str, module: nn.Module) -> None:
@@ -130,9 +136,6 @@ class _Work:
             if captured is not None:
                 # Past nn.Module's own rules, by which a module would become a submodule.
                 vars(child)["forward"] = captured.call
-
-    def _graph(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return regions.inside(call) if self.marked else call
 
     def _python(self, module: nn.Module) -> Callable[..., Any]:
         return regions.outside(module.forward) if self.marked else module.forward

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
-from tracebench.frontends.exclude import Hole, Traced, capture_excluding
+from tracebench.frontends.base import Capture, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.record import Constant
 
 
@@ -38,10 +37,7 @@ class Fx:
 
         if self.on_refusal == "exclude":
             return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
-        traced = trace(model, inputs)
-        events = Events(graph_nodes=[traced.nodes] if traced.nodes else [], constants=list(traced.constants))
-        call = traced.call
-        return Capture(call=regions.inside(call) if marked else call, module=traced.module, events=events)
+        return capture_of(trace(model, inputs), marked=marked)
 
 
 def _trace(module: nn.Module, holes: Sequence[Hole], executor: Executor) -> Traced:

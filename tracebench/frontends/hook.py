@@ -63,9 +63,10 @@ class Hook:
             result = model(*inputs.args, **inputs.kwargs)
         outputs, output_spec = pytree.tree_flatten(result)
         graph = tape.finish(outputs)
-        nodes = count_nodes(graph.graph)
+        events = Events(constants=tape.constants, guards=len(leaves) + tape.guards)
+        number = events.add_graph(graph, count_nodes(graph.graph))
         run = executor.wrap(graph)
-        run = regions.inside(run) if marked and nodes else run
+        run = regions.inside(run, number) if marked and number is not None else run
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given, given_spec = pytree.tree_flatten((args, kwargs))
@@ -74,9 +75,6 @@ class Hook:
                 raise GuardError("the same tensor was passed in other places than when the tape was recorded")
             return pytree.tree_unflatten(run(*given), output_spec)
 
-        events = Events(
-            graph_nodes=[nodes] if nodes else [], constants=tape.constants, guards=len(leaves) + tape.guards
-        )
         return Capture(call=call, module=model, events=events)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs
-from tracebench.frontends.exclude import Hole, Traced, capture_excluding
+from tracebench.frontends.base import Capture, Executor, Inputs
+from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.frontends.jit_ignore import ignored
 
 
@@ -43,12 +42,7 @@ class JitTrace:
 
         if self.on_refusal == "exclude":
             return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
-        traced = trace(model, inputs)
-        return Capture(
-            call=regions.inside(traced.call) if marked else traced.call,
-            module=traced.module,
-            events=Events(graph_nodes=[traced.nodes] if traced.nodes else []),
-        )
+        return capture_of(trace(model, inputs), marked=marked)
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
         with warnings.catch_warnings(), ignored(holes) as regions_left:

@@ -15,6 +15,7 @@ Watcher = Callable[[bool], AbstractContextManager[Any]]
 
 class _State(threading.local):
     inside: bool = False
+    graph: int | None = None
     entered: int = 0
     watcher: Watcher | None = None
 
@@ -25,6 +26,11 @@ _state = _State()
 def is_inside() -> bool:
     """Return whether the calling thread is inside a captured graph."""
     return _state.inside
+
+
+def current_graph() -> int | None:
+    """Return the number of the captured graph that the calling thread is inside, or None."""
+    return _state.graph if _state.inside else None
 
 
 def graphs_entered() -> int:
@@ -43,9 +49,9 @@ def watched(watcher: Watcher) -> Iterator[None]:
         _state.watcher = before
 
 
-def inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``function``, which runs one captured graph, so that it gives the signal."""
-    return _wrap(function, value=True)
+def inside(function: Callable[..., Any], graph: int) -> Callable[..., Any]:
+    """Wrap ``function``, which runs the captured graph of that number, so that it gives the signal."""
+    return _wrap(function, value=True, graph=graph)
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,20 +59,20 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     return _wrap(function, value=False)
 
 
-def _wrap(function: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], *, value: bool, graph: int | None = None) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = _state.inside
+        before, graph_before = _state.inside, _state.graph
         if before == value:
             return function(*args, **kwargs)
         _state.entered += value
-        _state.inside = value
+        _state.inside, _state.graph = value, graph
         try:
             if _state.watcher is None:
                 return function(*args, **kwargs)
             with _state.watcher(value):
                 return function(*args, **kwargs)
         finally:
-            _state.inside = before
+            _state.inside, _state.graph = before, graph_before
 
     return call

@@ -299,6 +299,11 @@ def remarks(record: Record) -> list[str]:
     return said
 
 
+def could_exclude(record: Record) -> bool:
+    """Return whether the model was refused by a front end that could have left what refuses to Python."""
+    return record.verdict == "refused" and record.case.get("frontend_options", {}).get("on_refusal") == "refuse"
+
+
 def _excluded(item: Excluded) -> str:
     where = f" at {clean(item.location)}" if item.location else ""
     return f"{clean(item.path) or 'the whole model'} ({clean(item.type)}{where}): {clip(clean(item.reason), 120)}"

@@ -16,7 +16,7 @@ from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
 from tracebench.report.outside import outside_table
-from tracebench.report.text import cells, clean, pad, some, wrap
+from tracebench.report.text import cells, clean, pad, plural, some, wrap
 from tracebench.status import OUTCOMES
 
 MIN_WIDTH = 40
@@ -230,6 +230,12 @@ def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:
     notes = [f"{naming.full(record)}: {'; '.join(said)}" for record in records if (said := facts.remarks(record))]
     notes += [f"{naming.full(record)}: {told}" for record in records if (told := facts.lifecycle(record))]
     notes += facts.shared_notes(records, naming)
+    refused = [record for record in records if facts.could_exclude(record)]
+    if refused:
+        notes.append(
+            f"{plural(len(refused), 'refusal')} of fx and jit_trace: frontend.on_refusal=exclude leaves to Python what "
+            "refuses and captures the rest"
+        )
     if any(facts.word(record).name == "no verdict" and record.probes is None for record in records):
         notes.append(f"no verdict: {OUTCOMES['no verdict'].meaning}")
     return notes

@@ -41,12 +41,20 @@ class _Ending:
     detail: str = ""
 
 
-def run_case(case: Case, key: str, limits: Limits, launcher: Launcher, config: dict[str, Any] | None = None) -> Record:
-    """Run ``case`` in a process of its own and return its record."""
+def run_case(
+    case: Case,
+    key: str,
+    limits: Limits,
+    launcher: Launcher,
+    config: dict[str, Any] | None = None,
+    dump: Path | None = None,
+) -> Record:
+    """Run ``case`` in a process of its own and return its record; ``dump`` is where graphs go if they are asked for."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     started = time.perf_counter()
     with _scratch() as scratch:
-        ending = _run({"kind": "case", "case": case.to_dict()}, scratch, limits, launcher, _preload(case))
+        job = {"kind": "case", "case": case.to_dict(), "dump": str((dump or scratch / "graphs").resolve())}
+        ending = _run(job, scratch, limits, launcher, _preload(case))
         entries = journal.read(scratch / "journal")
         failure = _failure(ending, entries, scratch / "log")
         if failure is None and (ending.reason or ending.exit_code):

@@ -8,6 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from tracebench import subject as subjects
 from tracebench.case import Case
 from tracebench.coverage.breaks import with_costs
 from tracebench.coverage.stage import cover, refused_coverage
+from tracebench.dump import structured_trace, write_graphs
 from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
 from tracebench.failures import first_line, is_out_of_memory, own_error
@@ -34,8 +36,10 @@ from tracebench.throughput.stage import time_capture
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
-def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> None:
+def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump: Path | None = None) -> None:
     """Run every stage of ``case``; ``subject`` is the model if it did not come from a file.
+
+    ``dump`` is the folder that graphs are written to, if the case asks for them.
 
     A refusal of the front end is a finding. So is bad input and running out of memory, told as such.
 
@@ -44,7 +48,7 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> No
     """
     afterwards: list[Callable[[], None]] = []
     try:
-        afterwards = _run_stages(case, journal, subject)
+        afterwards = _run_stages(case, journal, subject, dump if case.capture["dump"] else None)
     except Exception as error:
         if is_out_of_memory(error):
             journal.put(status="oom", error=describe_error(journal.current, error))
@@ -57,7 +61,7 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None) -> No
         look()
 
 
-def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[Callable[[], None]]:
+def _run_stages(case: Case, journal: Journal, subject: Subject | None, dump: Path | None) -> list[Callable[[], None]]:
     """Run the stages; return what else is asked for that is no part of verdict and figures."""
     with journal.stage("load"):
         subject = subject or subjects.load(case)
@@ -77,7 +81,8 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
     with journal.stage("capture"):
         # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
         lazy = front_end.lazy or case.executor != "replay"
-        info, refusal, first_call = _capture(subject, lazy, captures())
+        with structured_trace(dump) if dump is not None else contextlib.nullcontext():
+            info, refusal, first_call = _capture(subject, lazy, captures(), dump)
         if info is not None:
             journal.put(capture=info)
 
@@ -145,7 +150,7 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None) -> list[C
         return afterwards
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
-            covered = cover(subject, captures("replay", marked=True))
+            covered = cover(subject, captures("replay", marked=True), dump)
             journal.put(coverage=covered.info)
             if info is not None:
                 breaks = with_costs(info.graph_breaks, covered.breaks)
@@ -229,7 +234,7 @@ def _reference(subject: Subject) -> None:
 
 
 def _capture(
-    subject: Subject, lazy: bool, capture: CaptureFn
+    subject: Subject, lazy: bool, capture: CaptureFn, dump: Path | None
 ) -> tuple[CaptureInfo | None, ErrorInfo | None, str | None]:
     """Return the events of capturing, or why it was refused, and what a first call of the capture raised."""
     model, inputs, again = subject.fresh_model(), subject.fresh_inputs(), subject.fresh_inputs()
@@ -256,6 +261,8 @@ def _capture(
                 first_call = f"{type(error).__name__}: {first_line(error)}"
     events = made.events
     events.refresh()
+    if dump is not None:
+        write_graphs(dump, events.graphs)
     info = CaptureInfo(
         seconds=seconds,
         graphs=len(events.graph_nodes),
@@ -266,6 +273,7 @@ def _capture(
         excluded=tuple(events.excluded),
         graph_nodes=tuple(events.graph_nodes),
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
+        dump=None if dump is None else f"{dump.parent.name}/{dump.name}",
     )
     return info, None, first_call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -79,7 +80,9 @@ def run_sweep(requests: list[Request], folder: Path, rerun: str, launcher: Launc
         if name in known:
             continue
         started = time.perf_counter()
-        record = run_case(request.case, name, request.limits, launcher, request.config)
+        dump = folder / "graphs" / name
+        shutil.rmtree(dump, ignore_errors=True)  # what an earlier run of the case left
+        record = run_case(request.case, name, request.limits, launcher, request.config, dump)
         record = replace(
             record, environment={**machine["environment"], **record.environment, "isolation": launcher.name}
         )
