@@ -60,6 +60,8 @@ class Case:
     batch_size: int | None = None
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
+    #: Whether the case is captured without each of its controls, too.
+    ablation: bool = True
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
     capture: dict[str, Any] = field(default_factory=lambda: {"dump": False})
     soundness: dict[str, Any] = field(default_factory=lambda: soundness_options(probes=("use",)))

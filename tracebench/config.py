@@ -18,6 +18,7 @@ from typing import Any, cast
 from omegaconf import MISSING, OmegaConf
 
 from tracebench.case import DTYPES, Case, ModelSpec
+from tracebench.controls.vocabulary import CONTROLS, wishes
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.probes import ASPECTS, GROUPS, PROBES
 from tracebench.running.launch import ISOLATIONS
@@ -111,6 +112,28 @@ class ExecutorConfig:
     name: str = _key(MISSING, "name of the executor")
 
 
+def _controls() -> list[tuple[str, Any, Any]]:
+    """Return a field for each control, empty by default."""
+    kinds: dict[str, Any] = {"pieces": list[str], "word": str}
+    found: list[tuple[str, Any, Any]] = []
+    for name, control in CONTROLS.items():
+        kind = kinds.get(control.kind, dict[Any, Any])
+        empty: Any = {"pieces": list, "word": ""}.get(control.kind, dict)
+        found.append((name, kind, _key(empty, f"{control.meaning} ({', '.join(control.by)})")))
+    return found
+
+
+ControlsConfig = dataclasses.make_dataclass(
+    "ControlsConfig",
+    [
+        ("name", str, _key("none", "name of the preset")),
+        ("ablation", bool, _key(True, "capture without each control, too, and say what it did")),
+        *_controls(),
+    ],
+    namespace={"__doc__": "Instructions about pieces of the model.", "__module__": __name__},
+)
+
+
 @dataclass
 class CaptureConfig:
     """What is kept of a capture."""
@@ -151,6 +174,7 @@ class Config:
     model: ModelConfig = _key(ModelConfig, "what is captured")
     frontend: Any = _key(MISSING, "what captures it")
     executor: ExecutorConfig = _key(ExecutorConfig, "what runs the captured graphs")
+    controls: ControlsConfig = _key(ControlsConfig, "instructions about pieces of the model")  # type: ignore[valid-type]
     mode: str = _key("auto", "inference, training (a call includes backward), or auto: what the model's file says")
     device: str = _key("auto", "cpu, cuda, cuda:1, mps, xpu, or auto: the accelerator if there is one")
     dtype: str = _key("auto", "float32, bfloat16, float16, float64, or auto: as the model is built")
@@ -172,6 +196,7 @@ class Config:
 #: Keys of ``Config`` that hold keys themselves, of one schema whatever is chosen.
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
+    "controls": ControlsConfig,
     "capture": CaptureConfig,
     "soundness": SoundnessConfig,
     "throughput": ThroughputConfig,
@@ -247,6 +272,8 @@ def to_request(config: Any) -> Request:
     if not path.is_file():
         raise RequestError(f"there is no model file {path}. Give one with model=file model.path=FILE.py.")
     options = dict(plain["frontend"])
+    controls = {name: value for name, value in plain["controls"].items() if name in CONTROLS and value}
+    wishes(controls, options["name"])
     case = Case(
         model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
         frontend=options.pop("name"),
@@ -257,6 +284,8 @@ def to_request(config: Any) -> Request:
         dtype=plain["dtype"],
         batch_size=plain["batch_size"],
         seed=plain["seed"],
+        controls=controls,
+        ablation=plain["controls"]["ablation"],
         stages=tuple(stage for stage in OPTIONAL_STAGES if stage in plain["stages"]),
         capture=plain["capture"],
         soundness=plain["soundness"],

@@ -82,6 +82,8 @@ class Subject:
     batch_size: int | None = None
     hooks: Hooks = field(default_factory=Hooks)
     check_strides: bool = False
+    #: The module of the model's file, where there is one.
+    file: ModuleType | None = None
     #: Front end -> the outcomes that the model's file expects (``EXPECT``); empty where it says nothing.
     expect: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: What its captures are judged on: names of single probes, and of aspects of a call.
@@ -259,6 +261,7 @@ def load(case: Case) -> Subject:
             canonical=getattr(module, "canonical", None),
         ),
         check_strides=bool(getattr(module, "CHECK_STRIDES", False)),
+        file=module,
         expect=_expectations(module),
         probes=chosen(case.soundness["probes"]),
         aspects=frozenset(case.soundness["aspects"]),
@@ -288,6 +291,7 @@ def from_objects(case: Case, model: nn.Module, example_inputs: Any, other_inputs
         other_inputs=tuple(_move(as_inputs(entry, "other_inputs"), device, dtype) for entry in other_inputs),
         declares_inputs=bool(other_inputs),
         batch_size=samples_in(example),
+        file=sys.modules.get(type(model).__module__),
         probes=chosen(case.soundness["probes"]),
         aspects=frozenset(case.soundness["aspects"]),
     )

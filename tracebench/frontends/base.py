@@ -6,12 +6,14 @@ A front end captures and nothing else: it knows nothing of timing, coverage, ver
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
+from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.record import Constant, Excluded, GraphBreak
 
 
@@ -90,9 +92,22 @@ class FrontEnd(Protocol):
     name: str
     lazy: bool
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
-        """Capture ``model``, which the front end may run, on ``inputs``, which it may change.
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Return the context in which what ``orders`` change beyond one model is in force: functions, settings.
 
+        Captures made with ``orders`` are made, and called, within it.
+
+        Raises:
+            RequestError: this torch lacks something that the orders need.
+        """
+        ...
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
+        """Capture ``model``, which the front end may run and change, on ``inputs``, which it may change.
+
+        ``orders`` are the controls that it carries out.
         With ``marked`` every captured graph tells ``regions`` when control is inside it; without, the callable
         carries no instrumentation, so that it can be timed.
 

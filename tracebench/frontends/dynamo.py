@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tracebench.frontends import regions
+from tracebench.controls.orders import NO_ORDERS, Orders
+from tracebench.frontends import dynamo_controls, regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
 from tracebench.record import GraphBreak, joined
 from tracebench.userlocation import short
@@ -40,7 +42,13 @@ class Dynamo:
     name = "dynamo"
     lazy = True
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Functions decorated, Dynamo's marks on functions and its settings, which are undone at the end."""
+        return dynamo_controls.in_force(orders)
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
         """Prepare ``model`` for capture at its first call; what Dynamo cannot take is raised by that call.
 
         Forgets what Dynamo compiled before in this process, so that one capture is live at a time.
@@ -48,6 +56,7 @@ class Dynamo:
         import torch._dynamo as dynamo
 
         dynamo.reset()
+        dynamo_controls.decorate(model, orders)
         events = _LISTENER.listen()
 
         def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import nn
 
+from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.frontends.base import Capture, Events, Executor, Inputs
 
 
@@ -16,6 +19,12 @@ class Eager:
     name = "eager"
     lazy = False
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Nothing: eager has no controls."""
+        return contextlib.nullcontext()
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
         """Return ``model``; no graph, whatever the executor."""
         return Capture(call=model, module=model, events=Events())

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tracebench.controls.targets import Target
 from tracebench.failures import first_line, is_out_of_memory
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Inputs
@@ -38,10 +39,10 @@ class Traced:
 
 @dataclass(frozen=True)
 class Hole:
-    """A submodule that the graph of a module must leave to Python; ``run`` is its own forward."""
+    """A submodule or function that the graph of a module must leave to Python; ``run`` is what Python runs."""
 
     path: str
-    module: nn.Module
+    piece: nn.Module | Target
     run: Callable[..., Any]
 
 
@@ -112,8 +113,8 @@ class _Work:
         self.captured = True
         self.events.constants += traced.constants
         number = self.events.add_graph(traced.module, traced.nodes)
-        for hole, why in holes.values():
-            self._leave(_join(path, hole.path), hole.module, why)
+        for inner, (_, why) in holes.items():
+            self._leave(_join(path, inner), module.get_submodule(inner), why)
         call = regions.inside(traced.call, number) if self.marked and number is not None else traced.call
         return Traced(call, traced.module, traced.nodes)
 

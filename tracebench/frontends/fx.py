@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from tracebench.controls.orders import NO_ORDERS, Orders, decorate_modules, rebound
+from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Executor, Inputs, count_nodes, describe_constant
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.record import Constant
@@ -25,7 +30,13 @@ class Fx:
     name = "fx"
     lazy = False
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Nothing: functions stand in for others only while the tracer runs."""
+        return contextlib.nullcontext()
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
         """Trace ``model`` into one ``fx.GraphModule``, or with ``on_refusal="exclude"`` into several.
 
         Raises:
@@ -33,30 +44,69 @@ class Fx:
         """
 
         def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
-            return _trace(module, holes, executor)
+            return _trace(model, module, holes, executor, orders, marked=marked)
 
         if self.on_refusal == "exclude":
             return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
         return capture_of(trace(model, inputs), marked=marked)
 
 
-def _trace(module: nn.Module, holes: Sequence[Hole], executor: Executor) -> Traced:
-    graph = torch.fx.GraphModule(module, _Tracer(holes).trace(module), type(module).__name__)
+def _trace(
+    model: nn.Module, module: nn.Module, holes: Sequence[Hole], executor: Executor, orders: Orders, *, marked: bool
+) -> Traced:
+    """Trace ``module``, which is ``model`` or a part of it."""
+
+    def leave(run: Callable[..., Any]) -> Callable[..., Any]:
+        return regions.outside(run) if marked else run
+
+    tracer = _Tracer()
     for hole in holes:
+        assert isinstance(hole.piece, nn.Module)
+        tracer.note("disable", [hole.piece])
         # The graph calls the module, which is a leaf of it.
-        vars(hole.module)["forward"] = hole.run
+        vars(hole.piece)["forward"] = hole.run
+    with contextlib.ExitStack() as during:
+        for order in orders.of("disable", "opaque", "inline"):
+            assert order.target is not None
+            control, function = order.instruction.control, order.target.function
+            tracer.note(control, order.target.modules(model, module))
+            if function is not None and control != "inline":
+                calls = leave(function) if control == "disable" else function
+                during.enter_context(rebound(order.target, tracer.call_of(calls)))
+        graph = torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
+    for order in orders.of("disable"):
+        assert order.target is not None
+        decorate_modules(order.target.modules(model, module), leave)
     return Traced(executor.wrap(graph), graph, count_nodes(graph.graph), _constants(graph))
 
 
 class _Tracer(torch.fx.Tracer):
     """The tracer of ``torch.fx.symbolic_trace``, for which holes are leaves too."""
 
-    def __init__(self, holes: Sequence[Hole]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._holes = {id(hole.module) for hole in holes}
+        self._leaves: set[int] = set()
+        self._inlined: set[int] = set()
+
+    def note(self, control: str, modules: Sequence[nn.Module]) -> None:
+        """Take ``modules`` as leaves, or with ``inline`` look into them."""
+        (self._inlined if control == "inline" else self._leaves).update(map(id, modules))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return id(m) in self._holes or super().is_leaf_module(m, module_qualified_name)
+        if id(m) in self._leaves or id(m) in self._inlined:
+            return id(m) in self._leaves
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what stands for ``function`` while tracing: a call of it in the graph, as ``torch.fx.wrap`` makes."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+            if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):
+                return self.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return call
 
 
 def _constants(graph: torch.fx.GraphModule) -> list[Constant]:

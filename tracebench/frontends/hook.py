@@ -8,9 +8,11 @@ computing something else. What dispatches no op is not seen, so not checked: ``t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tracebench.controls.orders import NO_ORDERS, Orders, rebound, stand_in_forward
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.form import Form
 from tracebench.record import Constant
 from tracebench.userlocation import caller_location
 
@@ -44,7 +48,13 @@ class Hook:
     name = "hook"
     lazy = False
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Nothing: functions stand in for others only while the tape is recorded."""
+        return contextlib.nullcontext()
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
         """Run ``model`` once and tape it.
 
         Raises:
@@ -59,7 +69,7 @@ class Hook:
         signature = tuple(map(_signature, leaves))
         identities = _identities(leaves)
         tape.placeholders(leaves)
-        with tape:
+        with tape, _regions(tape, model, orders, marked=marked):
             result = model(*inputs.args, **inputs.kwargs)
         outputs, output_spec = pytree.tree_flatten(result)
         graph = tape.finish(outputs)
@@ -76,6 +86,22 @@ class Hook:
             return pytree.tree_unflatten(run(*given), output_spec)
 
         return Capture(call=call, module=model, events=events)
+
+
+@contextlib.contextmanager
+def _regions(tape: _Tape, model: nn.Module, orders: Orders, *, marked: bool) -> Iterator[None]:
+    """Within the context, have the tape hold one call of Python for each piece that ``orders`` keep out or whole."""
+    with contextlib.ExitStack() as during:
+        for order in orders.of("disable", "opaque"):
+            assert order.target is not None
+            outside = marked and order.instruction.control == "disable"
+            for part in order.target.modules(model):
+                run = regions.outside(part.forward) if outside else part.forward
+                during.enter_context(stand_in_forward(part, tape.call_of(run)))
+            if (function := order.target.function) is not None:
+                calls = tape.call_of(regions.outside(function) if outside else function)
+                during.enter_context(rebound(order.target, calls))
+        yield
 
 
 class _Tape(TorchDispatchMode):
@@ -141,6 +167,32 @@ class _Tape(TorchDispatchMode):
             self._guard(_same_shapes, node, shapes)
         return result
 
+    def call_of(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what stands for ``run`` while taping: it runs unseen, and the tape holds one call of it."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            form, tensors = Form.split((args, kwargs), "an argument")
+            taped = self._argument_list(tensors)
+            with self._paused():
+                results = run(*args, **kwargs)
+            outputs, made = Form.split(results, "a result")
+            node = self._graph.call_function(_Region(run, form, outputs), (taped,))
+            for index, tensor in enumerate(made):
+                # What a region returns as it came in is what it was on the tape.
+                if id(tensor) not in self._nodes:
+                    self._note(tensor, self._graph.call_function(_getitem, (node, index)))
+            return results
+
+        return call
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        with torch.utils._python_dispatch._disable_current_modes():
+            yield
+
+    def _argument_list(self, tensors: list[torch.Tensor]) -> list[Any]:
+        return [self._argument(tensor) for tensor in tensors]
+
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
             for index in path:
@@ -170,6 +222,24 @@ class _Tape(TorchDispatchMode):
                 self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
             self._note(value, self._graph.get_attr(name))
         return self._nodes[id(value)]
+
+
+class _Region:
+    """Runs Python on a list of tensors: one node of a tape. Whatever else the recorded call took is kept with it."""
+
+    def __init__(self, run: Callable[..., Any], inputs: Form, outputs: Form) -> None:
+        self._run = run
+        self._inputs = inputs
+        self._outputs = outputs
+        self.__name__ = self.__qualname__ = getattr(run, "__name__", "region")
+        self.__module__ = __name__
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs = self._inputs.join(tensors)
+        outputs, results = Form.split(self._run(*args, **kwargs), "a result")
+        if outputs != self._outputs:
+            raise GuardError("a region left to Python returns another structure than when the tape was recorded")
+        return results
 
 
 def _getitem(sequence: Any, index: int) -> Any:

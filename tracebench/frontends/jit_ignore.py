@@ -12,19 +12,14 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tracebench.controls.orders import rebound, stand_in_forward
+from tracebench.controls.targets import Target
 from tracebench.frontends.exclude import Hole
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
-
-
-class NotIgnorableError(RuntimeError):
-    """What goes into a region or comes out of it cannot cross the border between TorchScript and Python."""
+from tracebench.frontends.form import Form
 
 
 @contextlib.contextmanager
@@ -34,58 +29,29 @@ def ignored(holes: Sequence[Hole]) -> Iterator[list[Any]]:
     Yields a list that must live as long as the trace, which finds the regions through it.
     """
     kept: list[Any] = []
-    before = [vars(hole.module).get("forward") for hole in holes]
-    try:
+    with contextlib.ExitStack() as during:
         for hole in holes:
-            vars(hole.module)["forward"] = _stand_in(hole, kept)
-        yield kept
-    finally:
-        for hole, forward in zip(holes, before, strict=True):
-            if forward is None:
-                del vars(hole.module)["forward"]
+            stands_in = _stand_in(hole, kept)
+            if isinstance(hole.piece, Target):
+                during.enter_context(rebound(hole.piece, stands_in))
             else:
-                vars(hole.module)["forward"] = forward
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A structure of plain values and tensors, without the tensors."""
-
-    spec: pytree.TreeSpec
-    #: Plain values, and None at the place of each tensor.
-    leaves: tuple[Any, ...]
-    places: tuple[int, ...]
-
-    @classmethod
-    def split(cls, value: Any, what: str) -> tuple[_Form, list[torch.Tensor]]:
-        leaves, spec = pytree.tree_flatten(value)
-        for leaf in leaves:
-            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
-                raise NotIgnorableError(f"{what} of type {type(leaf).__name__} cannot leave a trace for Python")
-        places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-        plain = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-        return cls(spec, plain, places), [leaves[i] for i in places]
-
-    def join(self, tensors: Sequence[torch.Tensor]) -> Any:
-        leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self.spec)
+                during.enter_context(stand_in_forward(hole.piece, stands_in))
+        yield kept
 
 
 class _Region:
     """One place in a trace where Python runs."""
 
-    def __init__(self, run: Callable[..., Any], form: _Form) -> None:
+    def __init__(self, run: Callable[..., Any], form: Form) -> None:
         self.key = next(_keys)
         self.inputs = form
-        self.outputs: _Form | None = None
+        self.outputs: Form | None = None
         self._run = run
         _regions[self.key] = self
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = self.inputs.join(tensors)
-        self.outputs, results = _Form.split(self._run(*args, **kwargs), "a result")
+        self.outputs, results = Form.split(self._run(*args, **kwargs), "a result")
         return results
 
 
@@ -98,7 +64,7 @@ def _stand_in(hole: Hole, kept: list[Any]) -> Callable[..., Any]:
     made: list[_Region] = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        form, tensors = _Form.split((args, kwargs), "an argument")
+        form, tensors = Form.split((args, kwargs), "an argument")
         # The tracer's own check traces again, and must find the same number in the graph.
         region = next((region for region in made if region.inputs == form), None)
         if region is None:

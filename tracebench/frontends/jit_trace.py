@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from tracebench.controls.orders import NO_ORDERS, Orders, rebound
+from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Executor, Inputs
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.frontends.jit_ignore import ignored
@@ -30,7 +34,13 @@ class JitTrace:
     name = "jit_trace"
     lazy = False
 
-    def capture(self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False) -> Capture:
+    def controlled(self, orders: Orders) -> AbstractContextManager[None]:
+        """Nothing: functions stand in for others only while the tracer runs."""
+        return contextlib.nullcontext()
+
+    def capture(
+        self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
+    ) -> Capture:
         """Trace ``model``, which runs it up to three times; with ``on_refusal="exclude"`` often more.
 
         Raises:
@@ -38,7 +48,9 @@ class JitTrace:
         """
 
         def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
-            return self._trace(module, inputs, holes, executor)
+            left = [*holes, *_holes(model, module, orders, marked=marked)]
+            with _scripted(model, module, orders):
+                return self._trace(module, inputs, left, executor)
 
         if self.on_refusal == "exclude":
             return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
@@ -58,6 +70,36 @@ class JitTrace:
             # They live as long as the trace.
             vars(traced)["_regions_left_to_python"] = regions_left
         return Traced(executor.wrap(traced), traced, sum(1 for _ in _computing_nodes(traced.inlined_graph)))
+
+
+def _holes(model: nn.Module, module: nn.Module, orders: Orders, *, marked: bool) -> list[Hole]:
+    """Return what ``orders`` keep out of the graph of ``module``, which is ``model`` or a part of it."""
+    found = []
+    for order in orders.of("disable"):
+        assert order.target is not None
+        pieces: list[tuple[Any, Callable[..., Any]]] = [
+            (part, part.forward) for part in order.target.modules(model, module)
+        ]
+        if order.target.function is not None:
+            pieces.append((order.target, order.target.function))
+        name = order.instruction.target
+        found += [Hole(name, piece, regions.outside(run) if marked else run) for piece, run in pieces]
+    return found
+
+
+@contextlib.contextmanager
+def _scripted(model: nn.Module, module: nn.Module, orders: Orders) -> Iterator[None]:
+    """Within the context, have what ``orders`` want as one op be scripted: a trace keeps a call of a script as one."""
+    with contextlib.ExitStack() as during:
+        for order in orders.of("opaque"):
+            assert order.target is not None
+            for part in order.target.modules(model, module):
+                script = torch.jit.script(part)
+                during.callback(vars(part).pop, "forward", None)
+                vars(part)["forward"] = script.__call__
+            if order.target.function is not None:
+                during.enter_context(rebound(order.target, torch.jit.script(order.target.function)))
+        yield
 
 
 def _examples(model: nn.Module, inputs: Inputs) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from torch import nn
 from tracebench import environment
 from tracebench import subject as subjects
 from tracebench.case import Case
+from tracebench.controls.orders import Orders, bind
+from tracebench.controls.vocabulary import wishes
 from tracebench.coverage.breaks import with_costs
 from tracebench.coverage.stage import cover, refused_coverage
 from tracebench.dump import structured_trace, write_graphs
@@ -46,37 +48,47 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
     Raises:
         BaseException: only what is neither, such as ``SystemExit`` from the model.
     """
-    afterwards: list[Callable[[], None]] = []
-    try:
-        afterwards = _run_stages(case, journal, subject, dump if case.capture["dump"] else None)
-    except Exception as error:
-        if is_out_of_memory(error):
-            journal.put(status="oom", error=describe_error(journal.current, error))
-        else:
-            # What the user asked for makes no sense, or the harness has a fault: neither is a verdict.
-            journal.put(status="error", verdict=None, error=describe_error(journal.current, error))
-    # Verdict and figures are told by now: should what follows end the process, they are not lost.
-    journal.finish()
-    for look in afterwards:
-        look()
+    with contextlib.ExitStack() as in_force:
+        afterwards: list[Callable[[], None]] = []
+        try:
+            afterwards = _run_stages(case, journal, subject, dump if case.capture["dump"] else None, in_force)
+        except Exception as error:
+            if is_out_of_memory(error):
+                journal.put(status="oom", error=describe_error(journal.current, error))
+            else:
+                # What the user asked for makes no sense, or the harness has a fault: neither is a verdict.
+                journal.put(status="error", verdict=None, error=describe_error(journal.current, error))
+        # Verdict and figures are told by now: should what follows end the process, they are not lost.
+        journal.finish()
+        for look in afterwards:
+            look()
 
 
-def _run_stages(case: Case, journal: Journal, subject: Subject | None, dump: Path | None) -> list[Callable[[], None]]:
-    """Run the stages; return what else is asked for that is no part of verdict and figures."""
+def _run_stages(
+    case: Case, journal: Journal, subject: Subject | None, dump: Path | None, in_force: contextlib.ExitStack
+) -> list[Callable[[], None]]:
+    """Run the stages; return what else is asked for that is no part of verdict and figures.
+
+    What the case's controls change beyond its model stays changed until ``in_force`` ends.
+    """
     with journal.stage("load"):
         subject = subject or subjects.load(case)
         case = _resolved(case, subject)
-        # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own.
-        expected = subject.expect.get(case.frontend) if case.executor == "replay" else None
+        # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
+        # controls may.
+        plain = case.executor == "replay" and not case.controls
+        expected = subject.expect.get(case.frontend) if plain else None
         journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
         front_end = make_front_end(case.frontend, case.frontend_options)
+        orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file)
+        in_force.enter_context(front_end.controlled(orders))
         make_executor(case.executor, for_verdict=False)
 
     with journal.stage("reference"):
         _reference(subject)
 
     def captures(executor: str = case.executor, *, marked: bool = False, for_verdict: bool = False) -> CaptureFn:
-        return _capturer(front_end, executor, marked=marked, for_verdict=for_verdict)
+        return _capturer(front_end, executor, orders, marked=marked, for_verdict=for_verdict)
 
     with journal.stage("capture"):
         # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
@@ -94,7 +106,11 @@ def _run_stages(case: Case, journal: Journal, subject: Subject | None, dump: Pat
             capture = captures(for_verdict=True)
             seen = (error.traceback or "", error.user_location) if error else ("", None)
             fault = Fault(verdict, case.frontend, detail, probe, *seen, case.executor != "replay")
-            afterwards.append(lambda: _look_into(journal, subject, capture, fault, lazy, seconds))
+            afterwards.append(
+                lambda: _look_into(
+                    journal, subject, capture, fault, lazy=lazy, controlled=bool(orders), seconds=seconds
+                )
+            )
 
     if refusal is not None:
         journal.put(status="done", verdict="refused", error=refusal, coverage=refused_coverage())
@@ -168,7 +184,14 @@ def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: 
 
 
 def _look_into(
-    journal: Journal, subject: Subject, capture: CaptureFn, fault: Fault, lazy: bool, seconds: float
+    journal: Journal,
+    subject: Subject,
+    capture: CaptureFn,
+    fault: Fault,
+    *,
+    lazy: bool,
+    controlled: bool,
+    seconds: float,
 ) -> None:
     """Look for the line and for the submodule at fault, together for ``seconds``."""
     started = time.monotonic()
@@ -179,6 +202,9 @@ def _look_into(
             journal.note(f"explanation n/a: {type(error).__name__}: {first_line(error)}")
     if fault.verdict == "restricted":
         return
+    if controlled:
+        journal.note("blame n/a: submodules are not judged by themselves under controls")
+        return
     left = seconds - (time.monotonic() - started)
     with journal.stage("blame"):
         try:
@@ -188,13 +214,13 @@ def _look_into(
             journal.note(f"blame n/a: {type(error).__name__}: {first_line(error)}")
 
 
-def _capturer(front_end: FrontEnd, executor: str, *, marked: bool, for_verdict: bool) -> CaptureFn:
+def _capturer(front_end: FrontEnd, executor: str, orders: Orders, *, marked: bool, for_verdict: bool) -> CaptureFn:
     """Bind a front end to an executor; what it raises comes as ``CaptureError``."""
 
     def capture(model: nn.Module, inputs: Inputs) -> Capture:
         runner = make_executor(executor, for_verdict=for_verdict)
         try:
-            made = front_end.capture(model, inputs, runner, marked=marked)
+            made = front_end.capture(model, inputs, runner, marked=marked, orders=orders)
         except Exception as error:
             raise CaptureError(f"{type(error).__name__}: {error}") from error
         return dataclasses.replace(made, compilations=lambda: made.events.compilations + runner.compilations)
