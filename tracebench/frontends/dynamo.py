@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import fx, nn
 
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.frontends.dynamo_fixed import graph_constants, on_compiled, read_guards
 from tracebench.record import GraphBreak, joined
 from tracebench.userlocation import short
 
@@ -48,12 +50,14 @@ class Dynamo:
         import torch._dynamo as dynamo
 
         dynamo.reset()
-        events = _LISTENER.listen()
+        events = _LISTENER.listen(model)
 
         def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             nodes = count_nodes(graph.graph)
             if nodes:
                 events.graph_nodes.append(nodes)
+            # Compiled again, a graph holds the same tensors.
+            events.constants += [item for item in graph_constants(graph, model) if item not in events.constants]
             lowered = executor.lower(graph, example_inputs)
             # A graph that computes nothing is no captured work.
             return regions.inside(lowered) if marked and nodes else lowered
@@ -72,9 +76,10 @@ class _Listener(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._events = Events()
+        self._codes: list[CodeType] | None = None
 
-    def listen(self) -> Events:
-        """Return new events, which from now on receive what is heard."""
+    def listen(self, model: nn.Module) -> Events:
+        """Return new events, which from now on receive what is heard of the capture of ``model``."""
         self._install()
         from torch._dynamo import callback, utils
 
@@ -82,7 +87,17 @@ class _Listener(logging.Handler):
         callback.on_compile_start(lambda *_: self._compiled())
         utils.clear_compilation_metrics()
         self._events = events = Events()
-        events.refresh = lambda: _read_metrics(events)
+        if self._codes is None:
+            on_compiled(lambda code: self._codes.append(code) if self._codes is not None else None)
+        codes: list[CodeType] = []
+        self._codes = codes
+
+        def refresh() -> None:
+            _read_metrics(events)
+            # What was compiled before is forgotten when the next capture begins.
+            events.specialised = read_guards(codes, model) or events.specialised
+
+        events.refresh = refresh
         return events
 
     def _install(self) -> None:

@@ -21,7 +21,8 @@ from torch import nn
 from tracebench.failures import first_line, is_out_of_memory
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Inputs
-from tracebench.record import Constant, Excluded
+from tracebench.frontends.fixed import merged
+from tracebench.record import Constant, Excluded, Specialisation
 from tracebench.userlocation import definition
 
 
@@ -34,6 +35,7 @@ class Traced:
     #: Nodes that compute something.
     nodes: int
     constants: Sequence[Constant] = ()
+    specialised: Sequence[Specialisation] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def capture_excluding(model: nn.Module, inputs: Inputs, trace: Trace, *, holes: 
     events = Events(
         graph_nodes=[traced.nodes for traced in work.traced if traced.nodes],
         constants=[constant for traced in work.traced for constant in traced.constants],
+        specialised=merged(fixed for traced in work.traced for fixed in traced.specialised),
         excluded=work.excluded,
     )
     if whole is None:

@@ -8,6 +8,7 @@ computing something else. What dispatches no op is not seen, so not checked: ``t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
-from tracebench.record import Constant
+from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, merged, python_kind, training_flag
+from tracebench.record import Constant, Specialisation
 from tracebench.userlocation import caller_location
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
@@ -75,7 +77,10 @@ class Hook:
             return pytree.tree_unflatten(run(*given), output_spec)
 
         events = Events(
-            graph_nodes=[nodes] if nodes else [], constants=tape.constants, guards=len(leaves) + tape.guards
+            graph_nodes=[nodes] if nodes else [],
+            constants=tape.constants,
+            specialised=merged([*(_fixed_input(*leaf) for leaf in enumerate(leaves)), *tape.fixed]),
+            guards=len(leaves) + tape.guards,
         )
         return Capture(call=call, module=model, events=events)
 
@@ -86,6 +91,7 @@ class _Tape(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.constants: list[Constant] = []
+        self.fixed: list[Specialisation] = []
         self.guards = 0
         self._model = model
         self._graph = fx.Graph()
@@ -133,6 +139,7 @@ class _Tape(TorchDispatchMode):
         node = self._graph.call_function(func, taped_args, taped_kwargs)
         if func is _SCALAR:
             self._guard(_same_value, node, result)
+            self.fixed.append(became_python(sys._getframe(1), python_kind(result), repr(result)))
         elif isinstance(result, torch.Tensor):
             self._note(result, node)
         elif isinstance(result, (tuple, list)):
@@ -141,6 +148,11 @@ class _Tape(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self._guard(_same_shapes, node, shapes)
+            sizes = ", ".join(str(list(shape)) for shape in shapes)
+            self.fixed.append(fixed_size(sys._getframe(1), "a size that depends on values", sizes))
+        flag = argument_flag(_argument_names(func), args, kwargs)
+        if flag is not None:
+            self.fixed.append(training_flag(str(func), flag, caller_location(sys._getframe(1))))
         return result
 
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
@@ -172,6 +184,18 @@ class _Tape(TorchDispatchMode):
                 self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
             self._note(value, self._graph.get_attr(name))
         return self._nodes[id(value)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _argument_names(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+def _fixed_input(index: int, leaf: Any) -> Specialisation:
+    """What ``_check`` holds an input to that differs from call to call."""
+    if isinstance(leaf, torch.Tensor):
+        return Specialisation("shape", f"argument {index}", value=str(list(leaf.shape)))
+    return Specialisation("argument", f"argument {index}", value=repr(leaf))
 
 
 def _getitem(sequence: Any, index: int) -> Any:

@@ -14,6 +14,8 @@ from torch import nn
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding
+from tracebench.frontends.fixed import merged
+from tracebench.frontends.jit_fixed import baked, training_flags, warned
 from tracebench.frontends.jit_ignore import ignored
 
 
@@ -47,7 +49,11 @@ class JitTrace:
         return Capture(
             call=regions.inside(traced.call) if marked else traced.call,
             module=traced.module,
-            events=Events(graph_nodes=[traced.nodes] if traced.nodes else []),
+            events=Events(
+                graph_nodes=[traced.nodes] if traced.nodes else [],
+                constants=list(traced.constants),
+                specialised=list(traced.specialised),
+            ),
         )
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
@@ -57,13 +63,21 @@ class JitTrace:
             # TorchScript is deprecated; that is no finding about the model.
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
-            traced = torch.jit.trace(
-                module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
-            )
+            with warned() as fixed:
+                traced = torch.jit.trace(
+                    module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
+                )
         if regions_left:
             # They live as long as the trace.
             vars(traced)["_regions_left_to_python"] = regions_left
-        return Traced(executor.wrap(traced), traced, sum(1 for _ in _computing_nodes(traced.inlined_graph)))
+        graph = traced.inlined_graph
+        return Traced(
+            executor.wrap(traced),
+            traced,
+            nodes=sum(1 for _ in _computing_nodes(graph)),
+            constants=baked(graph, module),
+            specialised=merged([*fixed, *training_flags(graph)]),
+        )
 
 
 def _examples(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
