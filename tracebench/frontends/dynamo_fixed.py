@@ -28,6 +28,7 @@ _TENSOR = re.compile(r"^check_tensor\((?P<source>[LG]\[.*?), [\w.]+, DispatchKey
 _EQUALITIES = ("EQUALS_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH", "CONSTANT_MATCH", "LENGTH_CHECK")
 _ROOT = re.compile(r"^(?:len\()?(?P<scope>[LG])\['(?P<name>[^']+)'\]")
 _STACK_FRAME = re.compile(r"File \"(?P<file>.+?)\", line (?P<line>\d+)")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<name>\w+)_at_(?P<line>\d+)$")
 _TORCHS_OWN = "attributes that torch's own modules and functions read"
 
 
@@ -108,7 +109,10 @@ def _arguments(guards: Sequence[Sequence[Guard]], code: CodeType, files: _Files)
         if all(source in each for each in passed):
             values = dict.fromkeys(each[source].value for each in passed)
             told = "a value on Python's stack" if "___stack" in source else spelled(source)
-            what = f"{told} of {code.co_name}"
+            resumed = _RESUMED.match(code.co_name)
+            what = (
+                f"{told} of {resumed['name']} past line {resumed['line']}" if resumed else f"{told} of {code.co_name}"
+            )
             yield Specialisation("argument", what, files.location(passed[0][source].place), " or ".join(values))
 
 

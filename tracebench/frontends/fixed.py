@@ -49,7 +49,7 @@ def became_python(frame: FrameType | None, what: str, value: str | None = None) 
 def _decides(frame: FrameType) -> bool:
     """Whether ``frame`` is asking for the truth of something."""
     instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    return "JUMP_IF" in instruction or instruction in ("TO_BOOL", "UNARY_NOT")
+    return "_IF_" in instruction or instruction in ("TO_BOOL", "UNARY_NOT")
 
 
 def python_kind(value: Any) -> str:

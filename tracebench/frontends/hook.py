@@ -27,6 +27,8 @@ from tracebench.record import Constant, Specialisation
 from tracebench.userlocation import caller_location
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
+#: Characters of a plain input that are told.
+_VALUE_LIMIT = 80
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 
@@ -195,7 +197,7 @@ def _fixed_input(index: int, leaf: Any) -> Specialisation:
     """What ``_check`` holds an input to that differs from call to call."""
     if isinstance(leaf, torch.Tensor):
         return Specialisation("shape", f"argument {index}", value=str(list(leaf.shape)))
-    return Specialisation("argument", f"argument {index}", value=repr(leaf))
+    return Specialisation("argument", f"argument {index}", value=repr(leaf)[:_VALUE_LIMIT])
 
 
 def _getitem(sequence: Any, index: int) -> Any:
