@@ -25,7 +25,6 @@ from tracebench.report.columns import COLUMNS
 from tracebench.report.text import size
 from tracebench.report.webpage import page
 
-pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 FRONT_ENDS = ("jit_trace", "fx", "hook", "dynamo")
 
 
@@ -200,6 +199,15 @@ def test_an_item_is_a_value(name: str, what: str, value: str | None) -> None:
     found = events(name, Item(), (X,))
     said = ("value", f"`x.max().item()`: a Python {what}", line("item"), value, 1)
     assert of_kinds(found, "branch", "value", "size") == [said]
+
+
+def test_a_tensor_that_is_printed_fixes_nothing_in_a_trace() -> None:
+    class Prints(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            str(x)
+            return x + 1
+
+    assert events("jit_trace", Prints(), (X,), check_trace=False).specialised == []
 
 
 def test_a_truth_that_is_no_boolean_is_a_branch_all_the_same() -> None:

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def warned() -> Iterator[list[Specialisation]]:
         if issubclass(category, torch.jit._trace.TracerWarning):
             frame = _outside_warnings(sys._getframe(1))
             # The tracer's own check runs the model again.
-            if not _is_checking(frame) and (told := _told(str(message), frame)) is not None:
+            if not _is_within(torch.jit._trace, "_check_trace", frame) and (told := _told(str(message), frame)) is not None:
                 found.append(told)
         show(message, category, *rest)
 
@@ -57,6 +57,9 @@ def warned() -> Iterator[list[Specialisation]]:
 
 
 def _told(message: str, frame: FrameType | None) -> Specialisation | None:
+    if _is_within(torch._tensor_str, "", frame):
+        # Printing reads values, and no op depends on what is printed.
+        return None
     converted = _CONVERTED.match(message)
     if converted is not None:
         return became_python(frame, converted[1])
@@ -69,9 +72,10 @@ def _outside_warnings(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _is_checking(frame: FrameType | None) -> bool:
+def _is_within(module: ModuleType, function: str, frame: FrameType | None) -> bool:
+    """Whether ``frame`` or one outward of it runs ``function`` of ``module``, or with no name any."""
     while frame is not None:
-        if frame.f_code.co_name == "_check_trace" and frame.f_code.co_filename == torch.jit._trace.__file__:
+        if frame.f_code.co_filename == module.__file__ and function in ("", frame.f_code.co_name):
             return True
         frame = frame.f_back
     return False
