@@ -161,6 +161,24 @@ def test_a_literal_tensor_is_a_constant_and_plain_numbers_are_not(name: str) -> 
     assert told(events(name, Literal(), (X,))) == expected
 
 
+@pytest.mark.parametrize("name", ["jit_trace", "hook"])
+def test_a_number_that_is_assigned_is_no_constant(name: str) -> None:
+    class Assigns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = torch.tensor(4.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone()
+            x[0] = 1.0
+            x[:, 1] = 2
+            x[x > 3] = 0.5
+            x[1] = self.value  # assigned
+            return x
+
+    assert [found[1:] for found in told(events(name, Assigns(), (X,)))] == [((), 4, line("assigned"))]
+
+
 @pytest.mark.parametrize("name", FRONT_ENDS)
 def test_a_plain_tensor_attribute_is_a_constant_once_and_state_is_not(name: str) -> None:
     # Dynamo takes it as an input of the graph.

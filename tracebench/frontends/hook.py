@@ -30,6 +30,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 #: Characters of a plain input that are told.
 _VALUE_LIMIT = 80
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_CLONE = torch.ops.aten.clone.default
+_ASSIGN = (torch.ops.aten.fill_.Tensor, torch.ops.aten.index_put_.default)
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
@@ -121,6 +123,9 @@ class _Tape(TorchDispatchMode):
                     "lists, dicts or named tuples"
                 )
         self._graph.output([self._argument(leaf) for leaf in outputs])
+        numbers = {str(node.target) for node in self._graph.nodes if node.op == "get_attr" and _is_assigned(node)}
+        # Python's number, which an assignment makes a tensor.
+        self.constants = [item for item in self.constants if item.shape or item.name not in numbers]
         attributes: dict[str, Any] = {
             str(node.target): self._baked.get(str(node.target)) for node in self._graph.nodes if node.op == "get_attr"
         }
@@ -137,7 +142,7 @@ class _Tape(TorchDispatchMode):
         result = func(*args, **kwargs)
         if func is _LIFT:
             # A literal: replaying the lift itself would hand out one tensor again and again.
-            func = torch.ops.aten.clone.default
+            func = _CLONE
         node = self._graph.call_function(func, taped_args, taped_kwargs)
         if func is _SCALAR:
             self._guard(_same_value, node, result)
@@ -191,6 +196,13 @@ class _Tape(TorchDispatchMode):
 @functools.lru_cache(maxsize=1024)
 def _argument_names(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments)
+
+
+def _is_assigned(node: fx.Node) -> bool:
+    """Whether all that a literal is for is to be assigned, as in ``x[i] = 0.5``."""
+    # The lift of a literal stands on the tape as a clone.
+    users = [user for lift in node.users for user in lift.users]
+    return bool(users) and all(lift.target is _CLONE for lift in node.users) and all(u.target in _ASSIGN for u in users)
 
 
 def _fixed_input(index: int, leaf: Any) -> Specialisation:

@@ -45,7 +45,10 @@ def warned() -> Iterator[list[Specialisation]]:
         if issubclass(category, torch.jit._trace.TracerWarning):
             frame = _outside_warnings(sys._getframe(1))
             # The tracer's own check runs the model again.
-            if not _is_within(torch.jit._trace, "_check_trace", frame) and (told := _told(str(message), frame)) is not None:
+            if (
+                not _is_within(torch.jit._trace, "_check_trace", frame)
+                and (told := _told(str(message), frame)) is not None
+            ):
                 found.append(told)
         show(message, category, *rest)
 
@@ -101,6 +104,8 @@ def baked(graph: Any, model: nn.Module) -> list[Constant]:
         if is_number(value):
             continue
         place = value.data_ptr() if value.layout is torch.strided else 0
+        if value.dim() == 0 and place not in names and _is_assigned(node):
+            continue
         # Each use of a tensor of the model's has a node of its own.
         if place in seen:
             continue
@@ -108,6 +113,12 @@ def baked(graph: Any, model: nn.Module) -> list[Constant]:
             seen.add(place)
         found.append(describe_constant(names.get(place, f"constant_{len(found)}"), value, location(node)))
     return found
+
+
+def _is_assigned(node: Any) -> bool:
+    """Whether all that a constant is for is ``x[i] = 0.5``, for which Python's number becomes a tensor of x's dtype."""
+    uses = [use.user.kind() for use in node.output().uses()]
+    return bool(uses) and all(kind in ("aten::fill_", "aten::index_put_") for kind in uses)
 
 
 def is_number(value: torch.Tensor) -> bool:
