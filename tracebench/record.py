@@ -107,7 +107,7 @@ SPECIALISATIONS = {
 
 @dataclass(frozen=True)
 class Specialisation:
-    """One thing that a capture fixed. The hook checks it at each call and raises, Dynamo compiles anew."""
+    """One thing that a capture fixed, whether it is checked at each call (as Dynamo does) or not (as a trace does)."""
 
     #: One of ``SPECIALISATIONS``.
     kind: str
