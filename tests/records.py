@@ -18,6 +18,7 @@ from tracebench.record import (
     OutsideOp,
     Probe,
     Record,
+    Specialisation,
     Speedup,
     ThroughputInfo,
     Timing,
@@ -109,7 +110,11 @@ def record(
             3 if broken else 1,
             (GraphBreak("print(...)", "my_model.py:12", 2), GraphBreak("item()", "my_model.py:20")) if broken else (),
             guards=17,
-            constants=(Constant("c0", (2, 2), "float32", "my_model.py:8"),),
+            constants=(Constant("c0", (2, 2), "float32", "my_model.py:8", 16),),
+            specialised=(
+                Specialisation("shape", "argument 0", value="[2, 2]"),
+                Specialisation("branch", "`x.sum() > 0`: a Python boolean", "my_model.py:9", "True"),
+            ),
         )
         share = 0.75 if broken else 1.0
         fields["coverage"] = CoverageInfo(

@@ -38,6 +38,8 @@ _record = st.builds(
         constants=st.lists(
             st.builds(records.Constant, _text, st.lists(st.integers(), max_size=2).map(tuple), _text), max_size=2
         ).map(tuple),
+        specialised=st.none()
+        | st.lists(st.builds(records.Specialisation, _text, _text, st.none() | _text), max_size=2).map(tuple),
     ),
     probes=st.none() | st.lists(st.builds(Probe, _text, _text), max_size=2).map(tuple),
     coverage=st.none() | st.builds(CoverageInfo, st.none() | _number, st.none() | _number),

@@ -87,7 +87,37 @@ class Constant:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    #: ``file:line`` of user code that made it or, for a tensor that the model had before, that met it first.
     location: str | None = None
+    #: Of its elements; null where a form of tensor does not tell.
+    bytes: int | None = None
+
+
+#: What a capture can fix that eager decides anew at each call: kind of ``Specialisation`` -> meaning.
+SPECIALISATIONS = {
+    "shape": "the sizes of an input",
+    "argument": "a Python value passed in, or carried over a graph break",
+    "branch": "the truth of a tensor, which decided where Python went on",
+    "value": "a tensor's value that became a Python number or list",
+    "size": "a size within the model, or the number of turns of a loop over a tensor",
+    "attribute": "a Python attribute or global that the model reads",
+    "training mode": "train or eval, as it was on capture",
+}
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One thing that a capture fixed, whether it is checked at each call (as Dynamo does) or not (as a trace does)."""
+
+    #: One of ``SPECIALISATIONS``.
+    kind: str
+    what: str
+    #: ``file:line`` of user code.
+    location: str | None = None
+    #: What it was fixed to; null where the front end does not tell. ``*`` stands for a size that is free.
+    value: str | None = None
+    #: How often the same was fixed.
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,6 +144,8 @@ class CaptureInfo:
     #: Number of guards; null where the front end does not tell.
     guards: int | None = None
     constants: tuple[Constant, ...] = ()
+    #: What is fixed that eager decides anew at each call, as far as can be seen; null if not looked at.
+    specialised: tuple[Specialisation, ...] | None = None
     #: What was left to Python so that the rest could be captured.
     excluded: tuple[Excluded, ...] = ()
     #: Nodes that compute something, per graph (in the front end's own unit).

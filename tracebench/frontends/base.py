@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from tracebench.controls.orders import NO_ORDERS, Orders
-from tracebench.record import Constant, Excluded, GraphBreak
+from tracebench.record import Constant, Excluded, GraphBreak, Specialisation
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Events:
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
+    #: What was fixed that eager decides anew at each call.
+    specialised: list[Specialisation] = field(default_factory=list)
     #: What was left to Python so that the rest could be captured.
     excluded: list[Excluded] = field(default_factory=list)
     guards: int | None = None
@@ -125,4 +127,6 @@ def count_nodes(graph: fx.Graph) -> int:
 def describe_constant(name: str, value: torch.Tensor, location: str | None = None) -> Constant:
     """Return the record's form of a tensor that was baked into a graph; a ragged dimension has size -1."""
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-    return Constant(name, shape, str(value.dtype).removeprefix("torch."), location)
+    plain = value.layout is torch.strided and -1 not in shape
+    size = value.numel() * value.element_size() if plain else None
+    return Constant(name, shape, str(value.dtype).removeprefix("torch."), location, size)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx, nn
 from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.frontends import dynamo_controls, regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
+from tracebench.frontends.dynamo_fixed import graph_constants, on_compiled, read_guards
 from tracebench.record import GraphBreak, joined
 from tracebench.userlocation import short
 
@@ -57,10 +59,12 @@ class Dynamo:
 
         dynamo.reset()
         dynamo_controls.decorate(model, orders)
-        events = _LISTENER.listen()
+        events = _LISTENER.listen(model)
 
         def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             number = events.add_graph(graph, count_nodes(graph.graph))
+            # Compiled again, a graph holds the same tensors.
+            events.constants += [item for item in graph_constants(graph, model) if item not in events.constants]
             lowered = executor.lower(graph, example_inputs)
             return regions.inside(lowered, number) if marked and number is not None else lowered
 
@@ -78,9 +82,10 @@ class _Listener(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._events = Events()
+        self._codes: list[CodeType] | None = None
 
-    def listen(self) -> Events:
-        """Return new events, which from now on receive what is heard."""
+    def listen(self, model: nn.Module) -> Events:
+        """Return new events, which from now on receive what is heard of the capture of ``model``."""
         self._install()
         from torch._dynamo import callback, utils
 
@@ -88,7 +93,17 @@ class _Listener(logging.Handler):
         callback.on_compile_start(lambda *_: self._compiled())
         utils.clear_compilation_metrics()
         self._events = events = Events()
-        events.refresh = lambda: _read_metrics(events)
+        if self._codes is None:
+            on_compiled(lambda code: self._codes.append(code) if self._codes is not None else None)
+        codes: list[CodeType] = []
+        self._codes = codes
+
+        def refresh() -> None:
+            _read_metrics(events)
+            # What was compiled before is forgotten when the next capture begins.
+            events.specialised = read_guards(codes, model) or events.specialised
+
+        events.refresh = refresh
         return events
 
     def _install(self) -> None:

@@ -22,7 +22,8 @@ from tracebench.controls.targets import Target
 from tracebench.failures import first_line, is_out_of_memory
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Inputs
-from tracebench.record import Constant, Excluded
+from tracebench.frontends.fixed import merged
+from tracebench.record import Constant, Excluded, Specialisation
 from tracebench.userlocation import definition
 
 
@@ -35,6 +36,7 @@ class Traced:
     #: Nodes that compute something.
     nodes: int
     constants: Sequence[Constant] = ()
+    specialised: Sequence[Specialisation] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
 def capture_of(traced: Traced, *, marked: bool) -> Capture:
     """Return the capture of a whole model that is one graph."""
-    events = Events(constants=list(traced.constants))
+    events = Events(constants=list(traced.constants), specialised=list(traced.specialised))
     number = events.add_graph(traced.module, traced.nodes)
     call = regions.inside(traced.call, number) if marked and number is not None else traced.call
     return Capture(call=call, module=traced.module, events=events)
@@ -112,6 +114,7 @@ class _Work:
                 break
         self.captured = True
         self.events.constants += traced.constants
+        self.events.specialised = merged([*self.events.specialised, *traced.specialised])
         number = self.events.add_graph(traced.module, traced.nodes)
         for inner, (_, why) in holes.items():
             self._leave(_join(path, inner), module.get_submodule(inner), why)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tracebench.controls.orders import NO_ORDERS, Orders, decorate_modules, rebound
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Executor, Inputs, count_nodes, describe_constant
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
-from tracebench.record import Constant
+from tracebench.frontends.fixed import argument_flag, became_python, merged, python_kind, training_flag
+from tracebench.record import Constant, Specialisation
+from tracebench.userlocation import caller_location
 
 
 @dataclass(frozen=True)
@@ -73,20 +80,47 @@ def _trace(
             if function is not None and control != "inline":
                 calls = leave(function) if control == "disable" else function
                 during.enter_context(rebound(order.target, tracer.call_of(calls)))
-        graph = torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
+        with tracer.made:
+            traced = tracer.trace(module)
+    constants = _constants(traced, module, tracer)
+    graph = torch.fx.GraphModule(module, traced, type(module).__name__)
     for order in orders.of("disable"):
         assert order.target is not None
         decorate_modules(order.target.modules(model, module), leave)
-    return Traced(executor.wrap(graph), graph, count_nodes(graph.graph), _constants(graph))
+    return Traced(
+        executor.wrap(graph), graph, count_nodes(graph.graph), constants, merged([*tracer.made.fixed, *tracer.fixed])
+    )
+
+
+class _Made(TorchDispatchMode):
+    """Watches what runs for real while a model is traced: which line makes which tensor, and reads of their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed: list[Specialisation] = []
+        self.lines: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.fixed.append(became_python(sys._getframe(1), python_kind(result), repr(result)))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor):
+                self.lines.setdefault(item, caller_location(sys._getframe(1)))
+        return result
 
 
 class _Tracer(torch.fx.Tracer):
-    """The tracer of ``torch.fx.symbolic_trace``, for which holes are leaves too."""
+    """The tracer of ``torch.fx.symbolic_trace``, for which holes are leaves too; it notes lines of what it bakes in."""
 
     def __init__(self) -> None:
         super().__init__()
         self._leaves: set[int] = set()
         self._inlined: set[int] = set()
+        self.made = _Made()
+        self.fixed: list[Specialisation] = []
+        #: Attribute of the graph -> the line that made it or, if the model had it before, that met it first.
+        self.lines: dict[str, str | None] = {}
 
     def note(self, control: str, modules: Sequence[nn.Module]) -> None:
         """Take ``modules`` as leaves, or with ``inline`` look into them."""
@@ -108,9 +142,45 @@ class _Tracer(torch.fx.Tracer):
 
         return call
 
+    def create_arg(self, a: Any) -> Any:
+        argument = super().create_arg(a)
+        if (
+            isinstance(a, torch.Tensor)
+            and isinstance(argument, torch.fx.Node)
+            and str(argument.target) not in self.lines
+        ):
+            line = self.made.lines.get(a) or caller_location(sys._getframe(1))
+            self.lines[str(argument.target)] = line
+        return argument
 
-def _constants(graph: torch.fx.GraphModule) -> list[Constant]:
-    """Tensors made during tracing, which the tracer keeps as ``_tensor_constantN`` attributes."""
-    names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    found = {name: getattr(graph, name) for name in sorted(names) if name.startswith("_tensor_constant")}
-    return [describe_constant(name, value) for name, value in found.items() if isinstance(value, torch.Tensor)]
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> torch.fx.Node:
+        if kind == "call_function":
+            flag = argument_flag(_parameters(target), args, kwargs)
+            if flag is not None:
+                name = getattr(target, "__name__", str(target))
+                self.fixed.append(training_flag(name, flag, caller_location(sys._getframe(1))))
+        return super().create_node(kind, target, args, kwargs, *rest, **more)
+
+
+@lru_cache(maxsize=512)
+def _parameters(function: Any) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        # A builtin; its arguments by keyword are seen all the same.
+        return ()
+
+
+def _constants(graph: torch.fx.Graph, module: nn.Module, tracer: _Tracer) -> list[Constant]:
+    """Tensors of the graph that are neither parameters nor buffers: made while tracing, or plain attributes."""
+    state = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    state.update(name for name, _ in module.named_buffers(remove_duplicate=False))
+    targets = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
+    found = []
+    for name in targets:
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part)
+        if name not in state and isinstance(value, torch.Tensor):
+            found.append(describe_constant(name, value, tracer.lines.get(name)))
+    return found

@@ -9,6 +9,7 @@ computing something else. What dispatches no op is not seen, so not checked: ``t
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -24,12 +25,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tracebench.controls.orders import NO_ORDERS, Orders, rebound, stand_in_forward
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, merged, python_kind, training_flag
 from tracebench.frontends.form import Form
-from tracebench.record import Constant
+from tracebench.record import Constant, Specialisation
 from tracebench.userlocation import caller_location
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
+#: Characters of a plain input that are told.
+_VALUE_LIMIT = 80
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_CLONE = torch.ops.aten.clone.default
+_ASSIGN = (torch.ops.aten.fill_.Tensor, torch.ops.aten.index_put_.default)
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
@@ -73,7 +79,11 @@ class Hook:
             result = model(*inputs.args, **inputs.kwargs)
         outputs, output_spec = pytree.tree_flatten(result)
         graph = tape.finish(outputs)
-        events = Events(constants=tape.constants, guards=len(leaves) + tape.guards)
+        events = Events(
+            constants=tape.constants,
+            specialised=merged([*(_fixed_input(*leaf) for leaf in enumerate(leaves)), *tape.fixed]),
+            guards=len(leaves) + tape.guards,
+        )
         number = events.add_graph(graph, count_nodes(graph.graph))
         run = executor.wrap(graph)
         run = regions.inside(run, number) if marked and number is not None else run
@@ -110,6 +120,7 @@ class _Tape(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.constants: list[Constant] = []
+        self.fixed: list[Specialisation] = []
         self.guards = 0
         self._model = model
         self._graph = fx.Graph()
@@ -137,6 +148,9 @@ class _Tape(TorchDispatchMode):
                     "lists, dicts or named tuples"
                 )
         self._graph.output([self._argument(leaf) for leaf in outputs])
+        numbers = {str(node.target) for node in self._graph.nodes if node.op == "get_attr" and _is_assigned(node)}
+        # Python's number, which an assignment makes a tensor.
+        self.constants = [item for item in self.constants if item.shape or item.name not in numbers]
         attributes: dict[str, Any] = {
             str(node.target): self._baked.get(str(node.target)) for node in self._graph.nodes if node.op == "get_attr"
         }
@@ -153,10 +167,11 @@ class _Tape(TorchDispatchMode):
         result = func(*args, **kwargs)
         if func is _LIFT:
             # A literal: replaying the lift itself would hand out one tensor again and again.
-            func = torch.ops.aten.clone.default
+            func = _CLONE
         node = self._graph.call_function(func, taped_args, taped_kwargs)
         if func is _SCALAR:
             self._guard(_same_value, node, result)
+            self.fixed.append(became_python(sys._getframe(1), python_kind(result), repr(result)))
         elif isinstance(result, torch.Tensor):
             self._note(result, node)
         elif isinstance(result, (tuple, list)):
@@ -165,6 +180,11 @@ class _Tape(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self._guard(_same_shapes, node, shapes)
+            sizes = ", ".join(str(list(shape)) for shape in shapes)
+            self.fixed.append(fixed_size(sys._getframe(1), "a size that depends on values", sizes))
+        flag = argument_flag(_argument_names(func), args, kwargs)
+        if flag is not None:
+            self.fixed.append(training_flag(str(func), flag, caller_location(sys._getframe(1))))
         return result
 
     def call_of(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -240,6 +260,25 @@ class _Region:
         if outputs != self._outputs:
             raise GuardError("a region left to Python returns another structure than when the tape was recorded")
         return results
+
+
+@functools.lru_cache(maxsize=1024)
+def _argument_names(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+def _is_assigned(node: fx.Node) -> bool:
+    """Whether all that a literal is for is to be assigned, as in ``x[i] = 0.5``."""
+    # The lift of a literal stands on the tape as a clone.
+    users = [user for lift in node.users for user in lift.users]
+    return bool(users) and all(lift.target is _CLONE for lift in node.users) and all(u.target in _ASSIGN for u in users)
+
+
+def _fixed_input(index: int, leaf: Any) -> Specialisation:
+    """What ``_check`` holds an input to that differs from call to call."""
+    if isinstance(leaf, torch.Tensor):
+        return Specialisation("shape", f"argument {index}", value=str(list(leaf.shape)))
+    return Specialisation("argument", f"argument {index}", value=repr(leaf)[:_VALUE_LIMIT])
 
 
 def _getitem(sequence: Any, index: int) -> Any:

@@ -17,6 +17,8 @@ from tracebench.controls.orders import NO_ORDERS, Orders, rebound
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Executor, Inputs
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
+from tracebench.frontends.fixed import merged
+from tracebench.frontends.jit_fixed import baked, training_flags, warned
 from tracebench.frontends.jit_ignore import ignored
 
 
@@ -63,13 +65,21 @@ class JitTrace:
             # TorchScript is deprecated; that is no finding about the model.
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
             warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
-            traced = torch.jit.trace(
-                module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
-            )
+            with warned() as fixed:
+                traced = torch.jit.trace(
+                    module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
+                )
         if regions_left:
             # They live as long as the trace.
             vars(traced)["_regions_left_to_python"] = regions_left
-        return Traced(executor.wrap(traced), traced, sum(1 for _ in _computing_nodes(traced.inlined_graph)))
+        graph = traced.inlined_graph
+        return Traced(
+            executor.wrap(traced),
+            traced,
+            nodes=sum(1 for _ in _computing_nodes(graph)),
+            constants=baked(graph, module),
+            specialised=merged([*fixed, *training_flags(graph)]),
+        )
 
 
 def _holes(model: nn.Module, module: nn.Module, orders: Orders, *, marked: bool) -> list[Hole]:

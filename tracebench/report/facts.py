@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracebench.record import Excluded, GraphBreak, OpCount, Probe, Record, joined
-from tracebench.report.text import clean, clip, percent, plural, some
+from tracebench.record import Excluded, GraphBreak, OpCount, Probe, Record, Specialisation, joined
+from tracebench.report.text import clean, clip, percent, plural, size, some
 from tracebench.status import OUTCOMES, Word, as_expected, outcome
 
 #: Front ends in the order they are shown; others follow by name.
@@ -274,12 +274,15 @@ def break_text(found: GraphBreak) -> str:
 
 
 def remarks(record: Record) -> list[str]:
-    """Return what else to know about a case: its graph breaks and the controls that did nothing."""
+    """Return what else to know about a case: its graph breaks, what is baked in, and the controls that did nothing."""
     said: list[str] = []
     found = breaks(record)
     if found and record.capture:
         reasons = some([break_text(item) for item in found], 3, "break")
         said.append(f"{plural(record.capture.graphs, 'graph')}; breaks: {reasons}")
+    told = fixed(record)
+    if told:
+        said.append(told)
     excluded = record.capture.excluded if record.capture else ()
     if excluded:
         listed = [_excluded(item) for item in excluded]
@@ -302,6 +305,49 @@ def remarks(record: Record) -> list[str]:
 def could_exclude(record: Record) -> bool:
     """Return whether the model was refused by a front end that could have left what refuses to Python."""
     return record.verdict == "refused" and record.case.get("frontend_options", {}).get("on_refusal") == "refuse"
+
+
+def constant_bytes(record: Record) -> int | None:
+    """Return the size of the tensors that were baked in, or None if one of them does not tell its own."""
+    found = record.capture.constants if record.capture else None
+    sizes = [item.bytes for item in found or () if item.bytes is not None]
+    return sum(sizes) if found is not None and len(sizes) == len(found) else None
+
+
+def fixed(record: Record) -> str | None:
+    """Return what a capture fixed that eager decides anew, or None if that is no more than what any capture does.
+
+    Sizes of inputs alone, and attributes and modes, which only matter if someone changes them, are no news.
+    """
+    if record.capture is None:
+        return None
+    constants, found = record.capture.constants, record.capture.specialised or ()
+    said: list[str] = []
+    if constants:
+        total = constant_bytes(record)
+        told = [size(total)] if total is not None else []
+        told += [_places(item.location for item in constants)]
+        inside = "; ".join(filter(None, told))
+        said.append(f"baked in: {plural(len(constants), 'constant')}" + (f" ({inside})" if inside else ""))
+    parts = [_fixed_at(kind, [item for item in found if item.kind == kind]) for kind in ("branch", "value", "size")]
+    if said or any(parts):
+        inputs = sum(item.count for item in found if item.kind == "shape")
+        parts.append(f"sizes of {plural(inputs, 'input')}" if inputs else "")
+    if any(parts):
+        said.append(f"fixed: {', '.join(filter(None, parts))}")
+    return "; ".join(said) or None
+
+
+def _fixed_at(kind: str, found: Sequence[Specialisation]) -> str:
+    """Return ``2 branches at my_model.py:12``."""
+    if not found:
+        return ""
+    places = _places(item.location for item in found)
+    return plural(sum(item.count for item in found), kind) + (f" at {places}" if places else "")
+
+
+def _places(locations: Iterable[str | None]) -> str:
+    return some([clean(place) for place in dict.fromkeys(locations) if place], 3, "line", ", ")
 
 
 def _excluded(item: Excluded) -> str:

@@ -111,9 +111,19 @@ def milliseconds(median: float, iqr: float | None = None, count: int = 0) -> str
     return f"{median:.{max(0, digits)}f}"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes: ``24 B``, ``3.1 kB``."""
+    if count < 1000:
+        return f"{count} B"
+    # Not 1000 kB for what rounds to 1 MB.
+    power = next((power for power in (1, 2) if count < 999.5 * 1000**power), 3)
+    value = count / 1000**power
+    return f"{value:.{1 if value < 99.95 else 0}f} {('kB', 'MB', 'GB')[power - 1]}"
+
+
 def plural(count: int, noun: str) -> str:
-    """Return ``1 case``, ``2 cases``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return ``1 case``, ``2 cases``, ``3 branches``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def some(items: list[str], limit: int, noun: str, separator: str = "; ") -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tracebench.record import Probe, Record, Timing, to_dict
+from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
 from tracebench.report import facts, outside
 from tracebench.report.columns import COLUMNS
 from tracebench.report.text import clean, milliseconds, percent
@@ -189,6 +190,8 @@ def _details(record: Record, naming: facts.Names) -> str:
         _part("Traceback", _pre(error.traceback)) if error else "",
         _part("Last output", _pre(error.log_tail)) if error else "",
         _part("Capture", _capture(record)),
+        _part("Baked in as constants", _constants(record)),
+        _part("Fixed on capture", _specialised(record)),
         _part("Left to Python", _grid(("module", "class", "at", "why"), _excluded(record))),
         _part("Graph breaks", _breaks(record)),
         _part("Coverage", _coverage(record)),
@@ -264,11 +267,45 @@ def _capture(record: Record) -> str:
             ("microseconds of guards a call", None if found.guard_us is None else f"{found.guard_us:.3g}"),
         )
     )
-    constants = [
-        f"constant {item.name} {list(item.shape)} {item.dtype} {item.location or ''}" for item in found.constants
-    ]
     recompiles = [f"recompiled: {reason}" for reason in found.recompiles]
-    return said + _bullets([*constants, *recompiles, *(f"warning: {item}" for item in found.warnings)])
+    return said + _bullets([*recompiles, *(f"warning: {item}" for item in found.warnings)])
+
+
+def _constants(record: Record) -> str:
+    found = record.capture.constants if record.capture else ()
+    rows = [
+        (
+            item.name,
+            list(item.shape),
+            item.dtype,
+            math.prod(item.shape) if min(item.shape, default=0) >= 0 else None,
+            item.bytes,
+            item.location,
+        )
+        for item in found
+    ]
+    return _first(("name", "shape", "dtype", "elements", "bytes", "at"), rows)
+
+
+def _specialised(record: Record) -> str:
+    """Return what the capture fixed, in the order of the table of kinds."""
+    found = (record.capture.specialised if record.capture else None) or ()
+    kinds = [*SPECIALISATIONS, *(item.kind for item in found)]
+    ranked = sorted(found, key=lambda item: kinds.index(item.kind))
+    rows = [(item.kind, item.what, item.value, item.location, item.count) for item in ranked]
+    meanings = "".join(
+        f"<li>{_e(kind)}: {_e(meaning)}</li>"
+        for kind, meaning in SPECIALISATIONS.items()
+        if any(item.kind == kind for item in found)
+    )
+    legend = f'<ul class="faint">{meanings}</ul>' if meanings else ""
+    return _first(("kind", "what", "fixed to", "at", "times"), rows) + legend
+
+
+def _first(heading: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40) -> str:
+    """Return the first rows as a table, and how many more there are."""
+    more = f"<p>and {len(rows) - limit} more</p>" if len(rows) > limit else ""
+    return _grid(heading, rows[:limit]) + more
 
 
 def _breaks(record: Record) -> str:

@@ -139,7 +139,8 @@ def _run_stages(
                 # Recompiles come with the later calls, which the capture stage does not make.
                 made.events.refresh()
                 assert info is not None
-                info = dataclasses.replace(info, recompiles=tuple(made.events.recompiles))
+                specialised = tuple(made.events.specialised)
+                info = dataclasses.replace(info, recompiles=tuple(made.events.recompiles), specialised=specialised)
                 journal.put(capture=info)
             if "random" in subject.probes and make_executor(case.executor, for_verdict=False).own_random_numbers:
                 # The capture that was judged draws eager's numbers; the one that users run does not.
@@ -296,6 +297,7 @@ def _capture(
         recompiles=tuple(events.recompiles),
         guards=events.guards,
         constants=tuple(events.constants),
+        specialised=tuple(events.specialised),
         excluded=tuple(events.excluded),
         graph_nodes=tuple(events.graph_nodes),
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
