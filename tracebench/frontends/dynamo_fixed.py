@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._traceback import shorten_filename
 
 from tracebench.frontends.base import describe_constant
 from tracebench.frontends.fixed import merged
@@ -149,7 +150,9 @@ class _Files:
 
     def _matches(self, file: str) -> list[str]:
         if file not in self._found:
-            self._found[file] = [full for full in self._known if full == file or full.endswith(f"/{file}")]
+            self._found[file] = [
+                full for full in self._known if full.endswith(f"/{file}") or file in (full, shorten_filename(full))
+            ]
         return self._found[file]
 
     def is_users(self, place: tuple[str, int] | None) -> bool:
