@@ -111,14 +111,41 @@ def test_a_share_of_no_flops_is_null() -> None:
     assert found.flops is None
 
 
+def test_heavy_ops_without_a_formula_are_listed() -> None:
+    found = covered("eager", nn.LSTM(4, 4), torch.randn(2, 1, 4))
+    assert any("rnn" in op for op in found.flops_unknown)
+
+
 class Attention(nn.Module):
     def forward(self, q: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-def test_heavy_ops_without_a_formula_are_listed() -> None:
-    found = covered("hook", Attention(), torch.randn(1, 2, 4, 8))
-    assert any("attention" in op for op in found.flops_unknown)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_attention_on_the_cpu_counts_as_torch_counts_it_elsewhere(mode: str) -> None:
+    batch, heads, length, width = 1, 2, 4, 8
+    found = covered("hook", Attention(), torch.randn(batch, heads, length, width), mode=mode)
+    # Two products, of queries with keys and of weights with values; five in the backward pass, as it computes one anew.
+    product = 2 * batch * heads * length * length * width
+    assert found.flops_unknown == ()
+    assert found.flops_total == product * (2 if mode == "inference" else 2 + 5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)],
+    ids=["encoder layer", "attention"],
+)
+def test_a_fused_layer_counts_as_its_parts(model: nn.Module) -> None:
+    arguments = (torch.randn(3, 5, 8),) * (1 if isinstance(model, nn.TransformerEncoderLayer) else 3)
+    found = covered("dynamo", model.eval(), *arguments)
+    # Eager takes one op, of the attention alone Dynamo's graph has many.
+    assert found.eager_ops == 1
+    assert found.ops_total == 1 or isinstance(model, nn.MultiheadAttention)
+    assert found.eager_flops == found.flops_total
+    projections, attention = 4 * 2 * 15 * 8 * 8, 2 * 2 * 3 * 2 * 5 * 5 * 4
+    linear = 2 * 2 * 15 * 8 * 16 if isinstance(model, nn.TransformerEncoderLayer) else 0
+    assert found.eager_flops == projections + attention + linear
 
 
 @pytest.mark.parametrize("name", ["dynamo", "jit_trace", "fx", "hook"])

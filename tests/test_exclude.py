@@ -88,6 +88,8 @@ def test_the_rest_is_one_graph_with_a_hole(front_end: str) -> None:
     assert record.coverage.flops == 0.75
     assert (record.capture.graphs, record.coverage.graphs_per_call) == (1, 1)
     assert record.coverage.ops_total == record.coverage.eager_ops
+    assert {op.reason for op in record.coverage.outside} == {"left to Python"}
+    assert {op.module for op in record.coverage.outside} == {"inner"}
     said = str(tracebench.api.Records([record]))
     assert "left to Python, for it refuses: inner (Refuses at" in " ".join(said.split())
 

@@ -10,20 +10,18 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from tracebench.coverage.flops import flops
 from tracebench.coverage.origin import Origin, origin
 from tracebench.coverage.ownership import Ownership, next_node
 from tracebench.frontends import regions
 
-#: Ops that multiply matrices or attend, yet may lack a formula in torch's registry on some device.
-_HEAVY = ("attention", "conv", "mm", "bmm", "matmul", "linear", "gru", "lstm", "rnn", "einsum", "bilinear")
 FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One dispatched op. ``flops`` are floating-point operations by torch's formulas."""
+    """One dispatched op. ``flops`` are floating-point operations by ``flops.flops``."""
 
     name: str
     flops: int
@@ -121,13 +119,13 @@ class _Recorder(TorchDispatchMode):
         found = None if inside is not False else self._origin(sys._getframe(1), number)
         result = func(*args, **kwargs)
         if inside is not None:
-            flops = _flops(func, args, kwargs, result, self._tally.without_formula)
+            work = flops(func, args, kwargs, result, self._tally.without_formula)
             if number is None:
                 phase, place = FORWARD, regions.graphs_entered() - self._entered
             else:
                 phase, place = BACKWARD, number - self._ownership.first
             name = str(func).removesuffix(".default")
-            op = Op(name, flops, inside, phase, place, found, regions.current_graph())
+            op = Op(name, work, inside, phase, place, found, regions.current_graph())
             self._tally.ops.append(op)
             if self._tally.listing is not None:
                 self._tally.listing.append(_line(op, args, kwargs, result))
@@ -172,17 +170,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
     return repr(value)
-
-
-def _flops(func: Any, args: Any, kwargs: Any, result: Any, without_formula: set[str]) -> int:
-    packet = getattr(func, "_overloadpacket", func)
-    formula = flop_registry.get(packet)
-    if formula is not None:
-        return int(formula(*args, **kwargs, out_val=result))
-    name = str(packet).removeprefix("aten.").strip("_")
-    if any(word in name.split("_") or name.startswith(word) or name.endswith(word) for word in _HEAVY):
-        without_formula.add(str(packet))
-    return 0
 
 
 def supports_recording() -> bool:

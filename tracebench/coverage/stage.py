@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.jit._fuser import optimized_execution
 
-from tracebench.coverage.breaks import Cause, cause, costs
+from tracebench.coverage.breaks import LEFT, Cause, cause, costs
 from tracebench.coverage.difference import surplus
 from tracebench.coverage.hits import Passes, hits
 from tracebench.coverage.profile import Profile, op_times, profiles
@@ -71,7 +71,7 @@ def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture], lis
             for found in breaks
         )
         profiled = bound.profiled()
-    return _put_together(subject, eager, captured, breaks, came_by, profiled)
+    return _put_together(subject, eager, captured, breaks, came_by, profiled, left=made.events.leaves)
 
 
 def summarise(eager: Tally, captured: Tally) -> CoverageInfo:
@@ -179,11 +179,13 @@ def _put_together(
     breaks: tuple[GraphBreak, ...],
     came_by: dict[str, Passes],
     found: list[Profile] | str,
+    *,
+    left: bool,
 ) -> Covered:
     on_device = subject.device.type != "cpu"
     info = summarise(eager, captured)
     ops = captured.outside
-    causes = [cause(op.origin, breaks) for op in ops]
+    causes = [Cause(LEFT) if left else cause(op.origin, breaks) for op in ops]
     if isinstance(found, str):
         measured = costs(breaks, came_by, ops, causes, [None] * len(ops), None, None)
         return Covered(

@@ -41,6 +41,8 @@ class Events:
     #: What was left to Python so that the rest could be captured.
     excluded: list[Excluded] = field(default_factory=list)
     guards: int | None = None
+    #: Whether whatever runs outside the graphs was left to Python on purpose.
+    leaves: bool = False
     #: How many times the front end has compiled so far.
     compilations: int = 0
     #: Brings the fields that are gathered late up to date; call before reading them.

@@ -54,7 +54,7 @@ Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
 def capture_of(traced: Traced, *, marked: bool) -> Capture:
     """Return the capture of a whole model that is one graph."""
-    events = Events(constants=list(traced.constants), specialised=list(traced.specialised))
+    events = Events(leaves=True, constants=list(traced.constants), specialised=list(traced.specialised))
     number = events.add_graph(traced.module, traced.nodes)
     call = regions.inside(traced.call, number) if marked and number is not None else traced.call
     return Capture(call=call, module=traced.module, events=events)
@@ -85,7 +85,7 @@ class _Work:
     trace: Trace
     holes: bool
     marked: bool
-    events: Events = field(default_factory=Events)
+    events: Events = field(default_factory=lambda: Events(leaves=True))
     captured: bool = False
     refusals: list[Exception] = field(default_factory=list)
     done: set[int] = field(default_factory=set)

@@ -80,6 +80,7 @@ class Hook:
         outputs, output_spec = pytree.tree_flatten(result)
         graph = tape.finish(outputs)
         events = Events(
+            leaves=True,
             constants=tape.constants,
             specialised=merged([*(_fixed_input(*leaf) for leaf in enumerate(leaves)), *tape.fixed]),
             guards=len(leaves) + tape.guards,

@@ -117,7 +117,7 @@ def outside(records: Sequence[Record]) -> Figure | None:
     title = f"What is outside of graphs on {facts.machine(records)}"
     subtitle = (
         "Upper bar: share of the ops of a call; lower, thinner bar: of their time. Graph break: where the graph broke;"
-        " left to Python: by torch.compiler.disable; no graph: in a function of which nothing was captured."
+        " left to Python: disabled, or excluded for it refuses; no graph: in a function of which nothing was captured."
     )
     figure, axes, places = bar_axes([case.bar for case in cases], title, subtitle, "share (%)", below=0.3)
     axes.set_xlim(0, 100)
