@@ -27,7 +27,7 @@ from tracebench.subject import Subject, load
 
 FRONT_ENDS = ("dynamo", "jit_trace", "fx", "hook")
 #: Sides that a model insists on: multiples of its patches or windows.
-SIDES = {"vit_h_14": 112, "maxvit_t": 224}
+SIDES = {"vit_h_14": 112, "maxvit_t": 224, "inception_v3": 96}
 
 
 def main() -> None:
