@@ -11,11 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import resnet
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.ssdlite import SSDLiteHead
 
 #: The task of each model that is not an image classifier. Any image classifier of torchvision can be named too.
 OTHER_TASKS = {
     "deeplabv3_resnet50": "segmentation",
     "fasterrcnn_resnet50_fpn": "detection",
+    "retinanet_resnet50_fpn": "detection",
+    "ssdlite320_mobilenet_v3_large": "detection",
     "raft_small": "flow",
 }
 
@@ -28,8 +32,14 @@ def task_of(arch):
     return OTHER_TASKS.get(arch, "classification")
 
 
+def small_image_size(arch):
+    """Return the image size that stands for ``image_size=None``: small, and one that ``arch`` takes."""
+    return {"maxvit_t": 224, "vit_h_14": 112}.get(arch, 128)  # multiples of what these split an image into
+
+
 def make_model(arch="resnet50", image_size=224, mode="inference"):
     """Return the torchvision model ``arch`` with random weights, in the mode it will run in."""
+    image_size = image_size or small_image_size(arch)
     model = torchvision.models.get_model(arch, weights=None, **builder_arguments(arch, image_size))
     give_outputs_content(model, calibration=example_inputs(arch, image_size, batch_size=4))
     return model.train(mode == "training")
@@ -39,14 +49,29 @@ def builder_arguments(arch, image_size):
     """Return the keyword arguments that torchvision's builder of ``arch`` needs besides ``weights``."""
     if arch.startswith("vit_"):
         return {"image_size": image_size}  # its position embedding has one entry a patch
+    if arch == "maxvit_t":
+        return {"input_size": (image_size, image_size)}  # so has its attention, within windows and between them
+    if arch in ("googlenet", "inception_v3"):
+        return {"init_weights": True}  # their default, but for a warning
     if task_of(arch) == "segmentation":
         return {"weights_backbone": None}
     if task_of(arch) == "detection":
-        # Keep the images at the size they come in (torchvision's default is 800 pixels a side), and as many proposals
-        # as torchvision's own 320-pixel detector does.
-        sides = {"min_size": image_size * 3 // 4, "max_size": image_size}
-        return {"weights_backbone": None, "rpn_post_nms_top_n_test": 150, "box_score_thresh": 0.4, **sides}
+        return {"weights_backbone": None, **detector_arguments(arch, image_size)}
     return {}
+
+
+def detector_arguments(arch, image_size):
+    """Return what keeps images at the size they come in, and makes the boxes that are found some tens.
+
+    How many they are depends on the weights that ``give_outputs_content`` draws, and on the images.
+    """
+    if arch == "ssdlite320_mobilenet_v3_large":  # brings every image to 320 x 320 itself
+        return {"topk_candidates": 1, "score_thresh": 0.6}  # candidates are counted for each of 90 classes
+    sides = {"min_size": image_size * 3 // 4, "max_size": image_size}  # torchvision's default is 800 pixels a side
+    if arch == "retinanet_resnet50_fpn":
+        return {"topk_candidates": 20, **sides}  # counted for each of 5 sizes of boxes
+    # As many proposals as torchvision's own 320-pixel Faster R-CNN has.
+    return {"rpn_post_nms_top_n_test": 150, "box_score_thresh": 0.4, **sides}
 
 
 def give_outputs_content(model, calibration):
@@ -55,10 +80,14 @@ def give_outputs_content(model, calibration):
         # The head of torchvision's vision transformer starts at zero, and so would every output.
         if isinstance(module, nn.Linear) and not module.weight.any():
             nn.init.trunc_normal_(module.weight, std=0.02)
-        # An untrained detector scores all 91 classes about alike, and returns no box at all. With these weights, and
-        # the threshold of builder_arguments, it returns some tens, and the images decide how many.
+        # An untrained detector scores all 91 classes about alike, and returns no box at all, or as many as it may. With
+        # these weights, and the limits of detector_arguments, it returns some tens, and the images decide how many.
         if isinstance(module, FastRCNNPredictor):
             nn.init.normal_(module.cls_score.weight, std=0.3)
+        if isinstance(module, (RetinaNetHead, SSDLiteHead)):
+            for layer in module.modules():
+                if isinstance(layer, nn.Conv2d):
+                    nn.init.normal_(layer.weight, std=0.03 if isinstance(module, RetinaNetHead) else 0.1)
         # A residual branch as strong as what it adds to makes a deep network magnify rounding errors, a hundredfold in
         # ResNet-50. Training starts these scales at zero, and leaves them small.
         if isinstance(module, resnet.BasicBlock):
@@ -95,6 +124,7 @@ def example_inputs(arch="resnet50", image_size=224, batch_size=2, mode="inferenc
     detection: a list of images (3, height, width) in [0, 1], the longer side ``image_size``; in training also targets.
     flow: two frames (batch, 3, image_size, image_size) in [-1, 1]; at least 128 pixels a side, a multiple of 8.
     """
+    image_size = image_size or small_image_size(arch)
     task = task_of(arch)
     if task == "detection":
         images = landscapes_and_portraits(batch_size, image_size)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from tracebench import config
 from tracebench.case import Case, ModelSpec
-from tracebench.cli import _rewritten, exit_code, main
+from tracebench.cli import _COLLECTED, _compose, _rewritten, exit_code, main
 from tracebench.errors import RequestError, unknown_choice
-from tracebench.helptext import choices, help_page
+from tracebench.helptext import all_choices, choices, help_page
 from tracebench.probes import LIFECYCLE
 from tracebench.record import ErrorInfo, Record
 from tracebench.soundness.calls import plan
@@ -74,6 +75,14 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["-m", "frontend=glob([x*])"], ["the sweep has no cases"]),
         (["-m", "--cfg", "job"], ["Only one of --run, --multirun, --cfg"]),
         (["-m", "name=a,b"], ["name= holds for a whole sweep"]),
+        (
+            ["experiment=clasifiers"],
+            ["unknown experiment choice 'clasifiers'", "Did you mean: classifiers", "pitfalls"],
+        ),
+        (["-m", "experiment=detection,pitfalls"], ["unknown experiment choice 'detection,pitfalls'", "front_ends"]),
+        (["experimnt=pitfalls"], ["unknown key 'experimnt'", "Did you mean: experiment"]),
+        (["experiment=detection", "model=gpt,gpt_2"], ["unknown model choice 'gpt_2'", "Did you mean: gpt"]),
+        (["model=torchvision"], ["model.options.arch is missing", "give model.options.arch=NAME"]),
         (["model"], ["cannot read the argument 'model'"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "=" in str(value[-1]) else "said",
@@ -205,7 +214,7 @@ def test_the_command_line_imports_no_torch() -> None:
 
 def test_help_names_every_choice_key_and_word() -> None:
     page = help_page()
-    for group in ("model", "frontend", "executor"):
+    for group in ("model", "frontend", "executor", "experiment"):
         for name in choices(group):
             assert f"    {name} " in page, name
     for field in dataclasses.fields(config.Config):
@@ -356,7 +365,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("argument", "some", "none"),
     [
-        ("model=glob(*)", {"resnet50", "gpt"}, {"file", "pitfalls/print_in_loop"}),
+        ("model=glob(*)", {"resnet50", "gpt"}, {"file", "torchvision", "pitfalls/print_in_loop"}),
         ("model=glob(pitfalls/*)", {"pitfalls/print_in_loop", "pitfalls/star_arguments"}, {"resnet50"}),
         ("model=glob(resnet*)", {"resnet18", "resnet50"}, {"gpt"}),
         ("frontend=glob(*)", {"dynamo", "fx"}, {"file"}),
@@ -367,6 +376,62 @@ def test_a_glob_means_what_it_means_in_a_shell(argument: str, some: set[str], no
     assert group == argument.partition("=")[0]
     assert some <= set(names.split(","))
     assert not none & set(names.split(","))
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_an_experiment_sweeps_over_choices_that_exist(name: str) -> None:
+    path = config.config_folder() / "experiment" / f"{name}.yaml"
+    first, told = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert first == "# @package _global_"
+    assert told.startswith("# ")
+    experiment = OmegaConf.load(path)
+    assert experiment.hydra.mode == "MULTIRUN"
+    for group in ("model", "frontend"):
+        _, _, names = _rewritten(f"{group}={experiment.hydra.sweeper.params[group]}").partition("=")
+        assert set(names.split(",")) <= set(all_choices(group))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        (["experiment=detection"], ["fasterrcnn_resnet50_fpn dynamo", "retinanet_resnet50_fpn dynamo",
+                                    "ssdlite320_mobilenet_v3_large dynamo"]),
+        (["-m", "experiment=front_ends", "frontend=fx,eager", "model=gpt"], ["gpt fx", "gpt eager"]),
+        (["frontend=fx", "experiment=front_ends", "model=glob(resnet*)"], ["resnet18 fx", "resnet50 fx"]),
+        (["experiment=classifiers", "model.options.arch=vgg11,alexnet"], ["vgg11 dynamo", "alexnet dynamo"]),
+        (["experiment=classifiers", "model=gpt"], ["gpt dynamo"]),
+        (["experiment=detection", "model=gpt", "frontend=fx,jit_trace", "frontend.on_refusal=exclude"],
+         ["gpt fx", "gpt jit_trace"]),
+    ],
+)  # fmt: skip
+def test_what_the_command_line_says_wins_over_the_experiment(arguments: list[str], cases: list[str]) -> None:
+    _compose(arguments)
+    asked = [config.to_request(composed).case for composed in _COLLECTED]
+    assert [f"{case.model.name} {case.frontend}" for case in asked] == cases
+    assert all(case.frontend_options.get("on_refusal") == "exclude" for case in asked if "exclude" in arguments[-1])
+
+
+@pytest.mark.parametrize(("arguments", "stages"), [([], ("soundness",)), (["stages=[coverage]"], ("coverage",))])
+def test_an_experiment_sets_keys_that_it_does_not_sweep_over(arguments: list[str], stages: tuple[str, ...]) -> None:
+    _compose(["experiment=pitfalls", "model=pitfalls/print_in_loop", "frontend=fx,hook", *arguments])
+    assert [config.to_request(composed).case.stages for composed in _COLLECTED] == [stages] * 2
+
+
+def test_an_experiment_runs_and_models_of_torchvision_go_by_their_own_names(
+    tracebench: CommandLine, tmp_path: Path
+) -> None:
+    asked = (
+        "experiment=classifiers", "model.options.arch=squeezenet1_1,no_such_net", "frontend=fx", "stages=[soundness]",
+        "name=nets",
+    )  # fmt: skip
+    done = tracebench(*asked)
+    assert done.returncode == 2
+    assert "arch='no_such_net' is not offered. Valid choices: " in done.stderr
+    records = records_in(tmp_path / "results" / "nets")
+    assert records["squeezenet1_1 fx"]["verdict"] == "sound"
+    assert "[1/2] squeezenet1_1 fx replay: sound" in done.stdout
+    again = tracebench(*asked)
+    assert "[1/2] squeezenet1_1 fx replay: sound (kept from before)" in again.stdout
 
 
 def test_unknown_choice_lists_close_ones_first() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from omegaconf import OmegaConf
 from torch.utils._pytree import tree_leaves
 
@@ -15,15 +16,21 @@ from tracebench.subject import Subject, import_file, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "model").glob("*.yaml"))}
-MODELS = [name for name in CONFIGS if name != "file"]
+MODELS = [name for name in CONFIGS if name not in ("file", "torchvision")]
 VISION = ["resnet18", "resnet50", "mobilenet_v3_large", "vit_b_16", "swin_t"]
-OTHER = ["deeplabv3_resnet50", "fasterrcnn_resnet50_fpn", "raft_small", "gpt", "encoder"]
+OTHER = ["deeplabv3_resnet50", "raft_small", "gpt", "encoder"]
+#: The losses of each detector, which it answers with in training.
+DETECTORS = {
+    "fasterrcnn_resnet50_fpn": {"loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"},
+    "retinanet_resnet50_fpn": {"classification", "bbox_regression"},
+    "ssdlite320_mobilenet_v3_large": {"classification", "bbox_regression"},
+}
 
 #: Options that make each model cheap. The architecture, and so what is tested, stays.
 SMALL = {
     **{name: {"image_size": 64} for name in VISION},
     "deeplabv3_resnet50": {"image_size": 64},
-    "fasterrcnn_resnet50_fpn": {"image_size": 128},
+    **{name: {"image_size": 128} for name in DETECTORS},
     "raft_small": {"image_size": 128},  # its least
     "gpt": {"layers": 2, "sequence_length": 16},
     "encoder": {"layers": 2, "sequence_length": 16},
@@ -98,7 +105,7 @@ def floating(output):
 
 
 def test_every_expected_model_has_a_config():
-    assert {*VISION, *OTHER, "file"} <= set(CONFIGS)
+    assert {*VISION, *OTHER, *DETECTORS, "file", "torchvision"} <= set(CONFIGS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -111,7 +118,7 @@ def test_config_has_the_form_of_the_schema(name):
         "path": str,
         "options": dict,
     }
-    assert settings["name"] == name
+    assert settings["name"] == ("${.options.arch}" if name == "torchvision" else name)
     assert CONFIGS[name].read_text().startswith("# ")
 
 
@@ -169,7 +176,7 @@ def test_outputs_vary_within_and_between_inputs(name):
 
 def test_samples_of_a_batch_differ(name):
     output = output_of(name)
-    if name == "fasterrcnn_resnet50_fpn":
+    if name in DETECTORS:
         pairs = [(output[0]["scores"], output[1]["scores"])]
     else:
         pairs = [(leaf[0], leaf[1]) for leaf in tree_leaves(output)]
@@ -183,31 +190,33 @@ def test_batch_size_is_honoured(name):
     assert subject.batch_size == 3
     for size, inputs in [(3, subject.example), (1, subject.with_batch(1))]:
         output = run(subject, inputs)
-        if name == "fasterrcnn_resnet50_fpn":
+        if name in DETECTORS:
             assert len(output) == size
         else:
             assert {leaf.shape[0] for leaf in tree_leaves(output)} == {size}
 
 
+@pytest.mark.parametrize("detector", DETECTORS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_detector_finds_a_number_of_boxes_that_depends_on_the_images(seed):
-    subject = build("fasterrcnn_resnet50_fpn", seed=seed)
+def test_detector_finds_a_number_of_boxes_that_depends_on_the_images(detector, seed):
+    subject = build(detector, seed=seed)
     outputs = [run(subject, subject.redraw(seed)) for seed in range(2)]
     counts = {len(found["boxes"]) for output in outputs for found in output}
 
     assert min(counts) > 0
-    assert max(counts) < 100  # the most torchvision's detector returns
+    assert max(counts) < 100  # the most that torchvision's detectors return, or less
     assert len(counts) > 1
 
 
-def test_detector_takes_images_of_different_sizes():
-    (images,) = build("fasterrcnn_resnet50_fpn").example.args
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_detector_takes_images_of_different_sizes(detector):
+    (images,) = build(detector).example.args
 
     assert [tuple(image.shape) for image in images] == [(3, 96, 128), (3, 128, 96)]
     assert all(image.min() >= 0 and image.max() <= 1 for image in images)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "gpt", "encoder", "fasterrcnn_resnet50_fpn"])
+@pytest.mark.parametrize("name", ["resnet18", "gpt", "encoder", *DETECTORS])
 def test_training_gives_every_parameter_a_finite_gradient(name):
     subject = build(name, mode="training")
     model = subject.fresh_model()
@@ -220,11 +229,12 @@ def test_training_gives_every_parameter_a_finite_gradient(name):
     assert any(grad.any() for grad in gradients.values())
 
 
-def test_detector_in_training_answers_with_losses():
-    subject = build("fasterrcnn_resnet50_fpn", mode="training")
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_detector_in_training_answers_with_losses(detector):
+    subject = build(detector, mode="training")
     losses = subject.fresh_model()(*subject.fresh_inputs().args)
 
-    assert set(losses) == {"loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
+    assert set(losses) == DETECTORS[detector]
     assert all(loss.isfinite() and loss > 0 for loss in losses.values())
 
 
@@ -269,10 +279,38 @@ def test_size_of_a_language_model_is_set_by_options(name):
     assert subject.example.args[0].max() < 50
 
 
-def test_any_classifier_of_torchvision_can_be_named():
-    subject = build_with("resnet18", {"arch": "squeezenet1_1", "image_size": 64})
+@pytest.mark.parametrize(
+    ("arch", "kind", "image_size"),
+    [("squeezenet1_1", "SqueezeNet", None), ("googlenet", "GoogLeNet", 64), ("maxvit_t", "MaxVit", None)],
+)
+def test_any_classifier_of_torchvision_can_be_named(arch, kind, image_size):
+    subject = build_with("torchvision", {"arch": arch, "image_size": image_size})
+    output = run(subject)
 
-    assert type(subject.model).__name__ == "SqueezeNet"
+    assert type(subject.model).__name__ == kind
+    assert subject.example.args[0].shape[-1] == (image_size or {"maxvit_t": 224}.get(arch, 128))
+    assert output.isfinite().all()
+    assert not torch.equal(output[0], output[1])
+
+
+@pytest.mark.parametrize("arch", ["vit_b_16", "vit_b_32", "vit_h_14", "vgg11", "inception_v3", "densenet121", "swin_t"])
+def test_an_image_size_left_open_is_one_the_model_takes(arch):
+    vision = import_file(ROOT / "models" / "vision.py")
+    size = vision.small_image_size(arch)
+    with torch.device("meta"):  # shapes alone: some are large
+        model = torchvision.models.get_model(arch, weights=None, **vision.builder_arguments(arch, size)).eval()
+        assert model(torch.empty(2, 3, size, size)).shape == (2, 1000)
+    assert size <= 128
+
+
+def test_every_classifier_of_torchvision_is_in_its_sweep():
+    """Names that only a newer torchvision knows may be there too: with an older one those cases are refused."""
+    experiment = OmegaConf.load(ROOT / "configs" / "experiment" / "classifiers.yaml")
+    swept = experiment.hydra.sweeper.params["model.options.arch"].split(", ")
+
+    assert len(swept) == len(set(swept))
+    missing = set(torchvision.models.list_models(module=torchvision.models)) - set(swept)
+    assert not missing, f"add to configs/experiment/classifiers.yaml: {', '.join(sorted(missing))}"
 
 
 def test_unknown_option_is_refused_with_the_valid_ones(name):

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from tracebench import config
 from tracebench.errors import RequestError, unknown_choice
-from tracebench.helptext import all_choices, choices, help_page
+from tracebench.helptext import all_choices, choices, help_page, needs_a_key
 from tracebench.record import Record
 from tracebench.running.launch import ServerDied, make_launcher
 from tracebench.running.sweep import Step, run_sweep
@@ -151,16 +151,44 @@ def _compose(arguments: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     entry = hydra.main(config_path=str(config.config_folder()), config_name="config", version_base="1.3")(_collect)
     before = sys.argv
-    sys.argv = ["tracebench", *map(_rewritten, arguments)]
+    asked = arguments if _only_answers(arguments) else _with_sweep_of_experiment(arguments)
+    sys.argv = ["tracebench", *map(_rewritten, asked)]
     try:
         entry()
     except Exception as error:
         # Collecting cannot fail, so this is about what was asked.
-        raise _explained(error, arguments) from None
+        raise _explained(error, asked) from None
     finally:
         sys.argv = before
-    if not _COLLECTED and not any(argument.startswith(_NO_RUN) for argument in arguments):
+    if not _COLLECTED and not _only_answers(arguments):
         raise RequestError(f"the sweep has no cases: a glob that matches nothing, or an empty list.\n{_HELP_HINT}")
+
+
+def _only_answers(arguments: list[str]) -> bool:
+    """Whether Hydra only answers a question."""
+    return any(argument.startswith(_NO_RUN) for argument in arguments)
+
+
+def _with_sweep_of_experiment(arguments: list[str]) -> list[str]:
+    """Put what an ``experiment=`` sweeps over before it, without the keys that the other arguments give themselves.
+
+    Hydra would not do so: it runs the product of both, each case once for every value that was overridden. A group
+    chosen on the command line also takes the place of what the experiment sets within it.
+
+    Raises:
+        RequestError: there is no such experiment.
+    """
+    values = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
+    name = values.get("experiment")
+    if name is None:
+        return arguments
+    if name not in choices("experiment"):
+        raise unknown_choice("experiment choice", name, choices("experiment"), _HELP_HINT)
+    file = OmegaConf.load(config.config_folder() / "experiment" / f"{name}.yaml")
+    swept = OmegaConf.select(file, "hydra.sweeper.params", default={})
+    kept = [f"{key}={value}" for key, value in swept.items() if not {key, key.partition(".")[0]} & set(values)]
+    at = next(i for i, argument in enumerate(arguments) if argument.lstrip("+") == f"experiment={name}")
+    return [*arguments[:at], "hydra.sweeper.params=null", *kept, *arguments[at:]]
 
 
 def _rewritten(argument: str) -> str:
@@ -180,7 +208,7 @@ def _rewritten(argument: str) -> str:
     chosen = [
         name
         for name in all_choices(group)
-        if fnmatch.fnmatch(name, pattern) and name.count("/") == pattern.count("/") and name != "file"
+        if fnmatch.fnmatch(name, pattern) and name.count("/") == pattern.count("/") and not needs_a_key(group, name)
     ]
     if not chosen:
         raise RequestError(f"{argument} matches nothing. Valid choices: {', '.join(all_choices(group))}.")

@@ -245,6 +245,9 @@ def to_request(config: Any) -> Request:
     Raises:
         RequestError: a value that makes no sense.
     """
+    for option in config.model.options:
+        if OmegaConf.is_missing(config.model.options, option):
+            raise RequestError(f"model.options.{option} is missing. The model is {config.model.summary}.")
     plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     _known_keys(plain)
     model = plain["model"]
@@ -319,6 +322,8 @@ def valid_keys(path: str, front_ends: Iterable[str] = FRONT_END_SCHEMAS) -> list
         **{name: [schema] for name, schema in SECTIONS.items()},
     }
     found = {f.name for schema in schemas.get(parent, [Config]) for f in dataclasses.fields(schema)}
+    if not parent:
+        found.add("experiment")  # leaves no key of its own behind
     prefix = f"{parent}." if parent in schemas and parent else ""
     return sorted(prefix + name for name in found)
 

@@ -19,6 +19,7 @@ capture is right, how much of the model it holds, and how fast it is against eag
 
   python -m tracebench model=resnet50 frontend=dynamo            one case
   python -m tracebench -m model=resnet18,vit_b_16 frontend=dynamo,jit_trace,fx,hook    a sweep
+  python -m tracebench experiment=front_ends                     a sweep that comes with it
   python -m tracebench model=file model.path=FILE.py             a model of your own
   python -m tracebench.report results/NAME                       table, plots and page again
 """
@@ -42,20 +43,25 @@ def all_choices(group: str) -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
+def needs_a_key(group: str, name: str) -> bool:
+    """Return whether a choice says nothing without another key, as ``model=file`` without ``model.path=FILE.py``."""
+    return MISSING in (config.config_folder() / group / f"{name}.yaml").read_text(encoding="utf-8").split()
+
+
 def help_page() -> str:
     """Return the text of ``--help``."""
     parts = [_INTRO, "CHOICES (GROUP=NAME)"]
     parts.append("  model: what is captured")
     parts += [_entry(name, _summary(name)) for name in choices("model")]
     if pitfalls := choices("model/pitfalls"):
-        told = (
-            f"{len(pitfalls)} small models that each show one pitfall of graph capture; all: 'model=glob(pitfalls/*)'"
-        )
+        told = f"{len(pitfalls)} small models that each show one pitfall of graph capture; all: experiment=pitfalls"
         parts.append(_entry("pitfalls/NAME", told))
     parts.append("  frontend: what captures it")
     parts += [_entry(name, _first_line(schema)) for name, schema in config.FRONT_END_SCHEMAS.items()]
     parts.append("  executor: what runs the captured graphs")
     parts += [_entry(name, text) for name, text in config.EXECUTORS.items()]
+    parts.append("  experiment: a ready-made sweep; further keys win over what it sets")
+    parts += [_entry(name, _comment(name)) for name in choices("experiment")]
     parts.append("\nKEYS (KEY=VALUE)")
     for field in dataclasses.fields(config.Config):
         nested = config.SECTIONS.get(field.name)
@@ -105,6 +111,12 @@ def _summary(model: str) -> str:
     path: Path = config.config_folder() / "model" / f"{model}.yaml"
     loaded = OmegaConf.load(path)
     return str(OmegaConf.select(loaded, "summary", default=""))
+
+
+def _comment(experiment: str) -> str:
+    """The comment's first line, below the one that is meant for Hydra."""
+    text = (config.config_folder() / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    return text.splitlines()[1].removeprefix("# ")
 
 
 def _first_line(schema: Any) -> str:
