@@ -16,7 +16,7 @@ from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.frontends import dynamo_controls, regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
 from tracebench.record import GraphBreak, joined
-from tracebench.userlocation import short
+from tracebench.userlocation import innermost_of_model, short
 
 #: The modules of ``torch._dynamo`` that log graph breaks.
 _BREAK_LOGGERS = ("symbolic_convert", "convert_frame", "exc")
@@ -24,10 +24,11 @@ _LOCATED = re.compile(
     r"Graph break[^\n]*? in user code at (?P<file>.+?):(?P<line>\d+)\nGraph Break Reason: (?P<reason>.*)", re.S
 )
 _SKIPPED = re.compile(r"will skip tracing the frame (?P<frame>.+?) and fall back to eager", re.S)
-_FRAME = re.compile(r"File \"(?P<file>.+?)\", line (?P<line>\d+)")
+_FRAME = re.compile(r"^\s*File \"(?P<file>.+?)\", line (?P<line>\d+)", re.M)
 _FUNCTION = re.compile(r"(?:frame skipped:|tracing the frame) (?P<name>\S+) \((?P<file>[^\n]+?) line (?P<line>\d+)\)")
 _HINT = re.compile(r"^\s*Hint: (.+)$", re.M)
 _LINK = re.compile(r"please visit: (\S+)")
+_STACK = "User code traceback:"
 #: How Dynamo introduces the reason proper.
 _PREAMBLES = ("Encountered graph break when", "Failed to handle graph break gracefully")
 
@@ -64,8 +65,9 @@ class Dynamo:
             lowered = executor.lower(graph, example_inputs)
             return regions.inside(lowered, number) if marked and number is not None else lowered
 
-        call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
-        return Capture(call=call, module=model, events=events)
+        more = dynamo_controls.compile_options(orders)
+        call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic, **more)
+        return Capture(call=dynamo_controls.controlled_call(call, orders), module=model, events=events)
 
 
 class _Listener(logging.Handler):
@@ -112,6 +114,10 @@ class _Listener(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note one graph break."""
+        from torch._dynamo.utils import reset_graph_break_dup_checker
+
+        # Or the next one at the same line of torch's would be told without its stack.
+        reset_graph_break_dup_checker()
         found = parse_graph_break(record.getMessage())
         if found is None:
             return
@@ -132,11 +138,12 @@ def parse_graph_break(message: str) -> GraphBreak | None:
     skipped = _SKIPPED.search(message)
     location: str | None
     if located is not None:
-        reason, location = _reason(located["reason"]), short(located["file"], int(located["line"]))
+        reason = _reason(located["reason"])
+        location = _location(message, located["file"], int(located["line"]))
     elif skipped is not None:
         frames = _FRAME.findall(message)
         reason = f"frame skipped: {skipped['frame']}"
-        location = short(frames[-1][0], int(frames[-1][1])) if frames else None
+        location = _location(message, frames[-1][0], int(frames[-1][1])) if frames else None
     else:
         return None
     function = _FUNCTION.search(message)
@@ -148,6 +155,13 @@ def parse_graph_break(message: str) -> GraphBreak | None:
         links=tuple(dict.fromkeys(_LINK.findall(message))),
         skipped=f"{function['name']} {short(function['file'], int(function['line']))}" if function else None,
     )
+
+
+def _location(message: str, file: str, line: int) -> str:
+    """Return where it broke: that line, or the line of the model's that led to it if it is torch's, or a control's."""
+    # Before its stack, a message may tell where values come from.
+    frames = [(file, int(line)) for file, line in _FRAME.findall(message.rpartition(_STACK)[2])]
+    return innermost_of_model([*frames, (file, line)]) or short(file, line)
 
 
 def _reason(text: str) -> str:
