@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -67,7 +68,12 @@ class Dynamo:
 
         more = dynamo_controls.compile_options(orders)
         call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic, **more)
-        return Capture(call=dynamo_controls.controlled_call(call, orders), module=model, events=events)
+        return Capture(
+            call=dynamo_controls.controlled_call(call, orders),
+            module=model,
+            events=events,
+            settles_after=dynamo_controls.settles_after(orders),
+        )
 
 
 class _Listener(logging.Handler):
@@ -118,7 +124,7 @@ class _Listener(logging.Handler):
 
         # Or the next one at the same line of torch's would be told without its stack.
         reset_graph_break_dup_checker()
-        found = parse_graph_break(record.getMessage())
+        found = parse_graph_break(record.getMessage(), _stack(record))
         if found is None:
             return
         breaks = self._events.graph_breaks
@@ -129,9 +135,10 @@ class _Listener(logging.Handler):
         breaks.append(found)
 
 
-def parse_graph_break(message: str) -> GraphBreak | None:
+def parse_graph_break(message: str, stack: Sequence[tuple[str, int]] = ()) -> GraphBreak | None:
     """Return the graph break a log message of Dynamo tells of, or None if it tells of none.
 
+    ``stack`` is that of the break as (file, line), outermost first; without it, what the message tells of it is used.
     It is one report; Dynamo reports a break in a submodule once for each frame it unwinds through.
     """
     located = _LOCATED.search(message)
@@ -139,11 +146,11 @@ def parse_graph_break(message: str) -> GraphBreak | None:
     location: str | None
     if located is not None:
         reason = _reason(located["reason"])
-        location = _location(message, located["file"], int(located["line"]))
+        location = _location(message, stack, located["file"], int(located["line"]))
     elif skipped is not None:
         frames = _FRAME.findall(message)
         reason = f"frame skipped: {skipped['frame']}"
-        location = _location(message, frames[-1][0], int(frames[-1][1])) if frames else None
+        location = _location(message, stack, frames[-1][0], int(frames[-1][1])) if frames else None
     else:
         return None
     function = _FUNCTION.search(message)
@@ -157,11 +164,31 @@ def parse_graph_break(message: str) -> GraphBreak | None:
     )
 
 
-def _location(message: str, file: str, line: int) -> str:
+def _location(message: str, stack: Sequence[tuple[str, int]], file: str, line: int) -> str:
     """Return where it broke: that line, or the line of the model's that led to it if it is torch's, or a control's."""
     # Before its stack, a message may tell where values come from.
-    frames = [(file, int(line)) for file, line in _FRAME.findall(message.rpartition(_STACK)[2])]
-    return innermost_of_model([*frames, (file, line)]) or short(file, line)
+    told = [(file, int(line)) for file, line in _FRAME.findall(message.rpartition(_STACK)[2])]
+    return innermost_of_model([*(stack or told), (file, line)]) or short(file, line)
+
+
+def _stack(record: logging.LogRecord) -> list[tuple[str, int]]:
+    """Return the stack of the break that is being told of, or none where it cannot be had.
+
+    In its messages Dynamo takes a function for the continuation of its caller where both have the same name, such as
+    ``forward``, and leaves out the caller.
+    """
+    from torch._dynamo.exc import get_stack_above_dynamo
+
+    error: Any = record.exc_info[1] if record.exc_info else None
+    frame = sys._getframe()
+    while error is None and frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "log_graph_break":
+            error = frame.f_locals.get("exc")
+    traced = getattr(error, "real_stack", None)
+    if not traced:
+        return []
+    return [(found.filename, found.lineno or 0) for found in (*get_stack_above_dynamo(), *traced)]
 
 
 def _reason(text: str) -> str:

@@ -55,12 +55,19 @@ def decorate(model: nn.Module, orders: Orders) -> None:
     """Decorate the submodules of ``model``, a capture's own, that ``orders`` name."""
     for order in orders.of(*DECORATORS):
         assert order.target is not None
+        if order.target.is_function:
+            continue
         decorate_modules(order.target.modules(model), decorator(order))
 
 
 def compile_options(orders: Orders) -> dict[str, Any]:
     """Return what ``torch.compile`` gets beyond the front end's own options."""
     return dynamo_settings.compile_options(orders)
+
+
+def settles_after(orders: Orders) -> int:
+    """Return after how many calls on the same inputs Dynamo has compiled what it compiles for them."""
+    return dynamo_settings.settles_after(orders)
 
 
 def controlled_call(call: Callable[..., Any], orders: Orders) -> Callable[..., Any]:

@@ -73,6 +73,20 @@ def _plain(piece: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _copy(function: types.FunctionType) -> types.FunctionType:
+    """Return a function of its own with the same code, to be marked in the place of that of all modules of a class."""
+    own = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    own.__qualname__ = function.__qualname__
+    return own
+
+
 def _disable(piece: Any, reason: str) -> Callable[..., Any]:
     decorated: Callable[..., Any] = torch.compiler.disable(piece, reason=reason)
     return decorated
@@ -148,19 +162,11 @@ def _leaf(piece: Any, reason: str) -> Callable[..., Any]:
 
 
 def _skip_frame(piece: Any, reason: str) -> Callable[..., Any]:
-    """Skip the frames of a copy, for Dynamo marks the code: that of all modules of a class, and for good."""
+    """Skip the frames of a copy, for Dynamo marks the code for good."""
     function = getattr(piece, "__func__", piece)
     if not isinstance(function, types.FunctionType):
         raise RequestError(f"controls.{reason}: its forward is no Python function, so it has no frame. Use disable.")
-    own = types.FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    own.__kwdefaults__ = function.__kwdefaults__
-    skipped = needed("torch._dynamo.decorators", "skip")(own)
+    skipped = needed("torch._dynamo.decorators", "skip")(_copy(function))
     owner = getattr(piece, "__self__", None)
     decorated: Callable[..., Any] = skipped if owner is None else types.MethodType(skipped, owner)
     return decorated
@@ -173,7 +179,9 @@ def _raise_at_breaks(piece: Any, reason: str) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _region(function: Any) -> Callable[..., Any]:
-    region: Callable[..., Any] = needed("torch.compiler", "nested_compile_region")(_plain(function))
+    # A copy, not one that passes on what it is given: a module among such would be taken for the one before.
+    own = _copy(function) if isinstance(function, types.FunctionType) else _plain(function)
+    region: Callable[..., Any] = needed("torch.compiler", "nested_compile_region")(own)
     return region
 
 

@@ -78,6 +78,11 @@ def under_stance(call: Callable[..., Any], orders: Orders) -> Callable[..., Any]
     return stanced
 
 
+def settles_after(orders: Orders) -> int:
+    """Return how many calls it takes until Dynamo has compiled: the second, where the first is left to Python."""
+    return 2 if _word(orders, "stance") in _FROM_THE_FIRST_CALL else 1
+
+
 def forget_inputs() -> None:
     """Forget the inputs of calls under ``eager_then_compile``.
 
