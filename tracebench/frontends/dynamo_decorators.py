@@ -179,18 +179,22 @@ def _raise_at_breaks(piece: Any, reason: str) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _region(function: Any) -> Callable[..., Any]:
-    # A copy, not one that passes on what it is given: a module among such would be taken for the one before.
+    # torch keeps what it knows of a region on the function.
     own = _copy(function) if isinstance(function, types.FunctionType) else _plain(function)
     region: Callable[..., Any] = needed("torch.compiler", "nested_compile_region")(own)
     return region
 
 
 def _nested_region(piece: Any, reason: str) -> Callable[..., Any]:
-    """Modules of a class have one region, or none would be there to be used again."""
+    """Modules of a class have one region, or none would be there to be used again.
+
+    Their forward is a partial: for a method or a closure, torch 2.14 runs the region with the parameters of the module
+    before.
+    """
     owner, function = getattr(piece, "__self__", None), getattr(piece, "__func__", None)
     if owner is None or function is None:
         return _region(piece)
-    return types.MethodType(_region(function), owner)
+    return functools.partial(_region(function), owner)
 
 
 #: Control -> how it is expressed.
