@@ -14,6 +14,7 @@ from torch import nn
 
 from tracebench import subject as subjects
 from tracebench.case import Case, ModelSpec, soundness_options
+from tracebench.controls.vocabulary import wishes
 from tracebench.errors import unknown_choice
 from tracebench.frontends import FRONT_ENDS
 from tracebench.probes import ASPECTS, PROBES
@@ -36,6 +37,7 @@ _OPTIONS = (
     "lifecycle_seconds",
     "name",
     "frontend_options",
+    "controls",
 )
 
 
@@ -66,7 +68,8 @@ def run(
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
             ``stages``, ``throughput_seconds`` (10), ``probes`` and ``aspects`` (all), ``blame_seconds`` (20),
-            ``lifecycle_seconds`` (20), ``name`` (the model's class) and ``frontend_options``.
+            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options`` and
+            ``controls`` (none; control -> its value, as in the configuration).
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -76,6 +79,8 @@ def run(
             raise unknown_choice("option", option, _OPTIONS)
     if frontend not in FRONT_ENDS:
         raise unknown_choice("front end", frontend, FRONT_ENDS)
+    controls = dict(options.get("controls", {}))
+    wishes(controls, frontend)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,
@@ -85,6 +90,7 @@ def run(
         device=options.get("device", "auto"),
         dtype=options.get("dtype", "auto"),
         seed=options.get("seed", 0),
+        controls=controls,
         stages=tuple(options.get("stages", OPTIONAL_STAGES)),
         soundness=soundness_options(**_soundness(options)),
         throughput={"seconds": options.get("throughput_seconds", 10.0)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -51,6 +52,20 @@ def innermost(stack: traceback.StackSummary | list[traceback.FrameSummary]) -> s
     for frame in reversed(stack):
         if is_user_file(frame.filename):
             return short(frame.filename, frame.lineno)
+    return None
+
+
+def innermost_of_model(frames: Sequence[tuple[str, int]]) -> str | None:
+    """Return ``file:line`` of the innermost user frame of the model's, outermost (file, line) first.
+
+    Whatever has called the harness is user code, too, but no model.
+    """
+    for filename, line in reversed(frames):
+        if is_user_file(filename):
+            return short(filename, line)
+        # Front ends put functions of their own between those of a model.
+        if filename.startswith(_PACKAGE + "/") and not filename.startswith(_PACKAGE + "/frontends/"):
+            return None
     return None
 
 

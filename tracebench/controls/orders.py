@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from tracebench.controls.arguments import Argument, resolve_argument
 from tracebench.controls.targets import Target, resolve
 from tracebench.controls.vocabulary import CONTROLS, Instruction, Wishes
 
@@ -22,6 +23,10 @@ class Order:
 
     instruction: Instruction
     target: Target | None = None
+    #: What takes its place, where the control is about such a pair.
+    replacement: Target | None = None
+    #: The argument of the model's call that it is about, where it is about one.
+    argument: Argument | None = None
 
 
 @dataclass(frozen=True)
@@ -45,21 +50,31 @@ class Orders:
 NO_ORDERS = Orders()
 
 
-def bind(asked: Wishes, model: nn.Module, file: ModuleType | None = None) -> Orders:
+def bind(
+    asked: Wishes,
+    model: nn.Module,
+    file: ModuleType | None = None,
+    example: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+) -> Orders:
     """Return ``asked`` bound to the pieces of ``model``; ``file`` is the module of its file.
 
+    ``example`` are the arguments of a call, which arguments that are asked for are looked up in.
+
     Raises:
-        RequestError: the model has no such piece.
+        RequestError: the model has no such piece, or takes no such argument.
     """
-    return Orders(
-        tuple(
-            Order(
-                found,
-                resolve(found.target, model, file) if CONTROLS[found.control].kind in ("pieces", "pairs") else None,
-            )
-            for found in asked.instructions
-        )
-    )
+
+    def bound(found: Instruction) -> Order:
+        kind = CONTROLS[found.control].kind
+        if kind == "pieces":
+            return Order(found, resolve(found.target, model, file))
+        if kind == "pairs":
+            return Order(found, resolve(found.target, model, file), resolve(str(found.value), model, file))
+        if kind == "inputs":
+            return Order(found, argument=resolve_argument(found.target, found.value, model, example, found.control))
+        return Order(found)
+
+    return Orders(tuple(map(bound, asked.instructions)))
 
 
 def decorate_modules(modules: Iterable[nn.Module], decorate: Decorator) -> None:
@@ -77,8 +92,9 @@ def rebound(target: Target, stands_in: Callable[..., Any]) -> Iterator[None]:
     """Within the context, have ``stands_in`` called wherever the target, a function, is called by one of its names."""
     before = [(owner, name, vars(owner)[name]) for owner, name in target.sites if name in vars(owner)]
     for owner, name, found in before:
-        # A static method of a class stays one.
-        setattr(owner, name, staticmethod(stands_in) if isinstance(found, staticmethod) else stands_in)
+        # A static method of a class stays one; what was found of a class method is bound to the class.
+        unbound = isinstance(found, (staticmethod, classmethod))
+        setattr(owner, name, staticmethod(stands_in) if unbound else stands_in)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tracebench.errors import RequestError
+from tracebench.errors import RequestError, unknown_choice
 
 #: Kinds of value. ``pieces``: names of pieces of the model (see ``targets``). ``pairs``: pieces mapped to something.
 #: ``inputs``: names or positions of arguments mapped to dimensions. ``word``: one of ``Control.choices``, empty for
@@ -70,11 +70,14 @@ CONTROLS: dict[str, Control] = {
         _dynamo(
             "nonstrict_trace", "trace it by running it on fake tensors, as one call", "torch._dynamo.nonstrict_trace"
         ),
-        _dynamo("leaf_function", "one opaque op that runs its Python at each call", "torch._dynamo.leaf_function"),
+        _dynamo(
+            "leaf_function", "one opaque op that runs its Python at each call",
+            "torch._dynamo.decorators.leaf_function",
+        ),
         _dynamo(
             "assume_constant_result", "keep its first result as a constant", "torch.compiler.assume_constant_result"
         ),
-        _dynamo("skip_frame", "run its frame as Python, but capture what it calls", "torch._dynamo.skip_frame"),
+        _dynamo("skip_frame", "run its frame as Python, but capture what it calls", "torch._dynamo.decorators.skip"),
         _dynamo("error_on_graph_break", "raise where the graph breaks in it", "torch._dynamo.error_on_graph_break"),
         _dynamo(
             "nested_compile_region", "a subgraph that is compiled once for all its calls",
@@ -86,7 +89,7 @@ CONTROLS: dict[str, Control] = {
         _dynamo("mark_dynamic", "sizes of an input that may change", "torch._dynamo.mark_dynamic", "inputs"),
         _dynamo("maybe_mark_dynamic", "the same, as a hint", "torch._dynamo.maybe_mark_dynamic", "inputs"),
         _dynamo("mark_static", "sizes of an input that stay", "torch._dynamo.mark_static", "inputs"),
-        _dynamo("mark_unbacked", "sizes of which nothing is known", "torch._dynamo.mark_unbacked", "inputs"),
+        _dynamo("mark_unbacked", "sizes of which nothing is known", "torch._dynamo.decorators.mark_unbacked", "inputs"),
         _dynamo(
             "stance", "what torch.compile does from the second call on", "torch.compiler.set_stance", "word",
             ("force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile"),
@@ -139,8 +142,11 @@ def wishes(asked: Mapping[str, Any], front_end: str) -> Wishes:
     """Read the ``controls`` section of a case: control name -> its value, empty ones left out or not.
 
     Raises:
-        RequestError: a control that the front end cannot express, or a value of the wrong kind.
+        RequestError: a control that does not exist or that the front end cannot express, or a value of the wrong kind.
     """
+    for name in asked:
+        if name not in CONTROLS:
+            raise unknown_choice("control", name, CONTROLS)
     found: list[Instruction] = []
     for name, control in CONTROLS.items():
         value = asked.get(name)

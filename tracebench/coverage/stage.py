@@ -58,7 +58,7 @@ def cover(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture], lis
         model = subject.fresh_model()
         made = capture(model, call_inputs(subject, subject.example))
         bound = _Bound(subject, "the capture", model, made.call)
-        captured = bound.recorded(listed=listing is not None)
+        captured = bound.recorded(listed=listing is not None, after=made.settles_after)
         if listing is not None:
             for name, tally in (("eager", eager), ("captured", captured)):
                 write_atomically(listing / f"{name}.aten.txt", "\n".join(tally.listing or []) + "\n")
@@ -130,10 +130,11 @@ class _Bound:
         self._backward = self._run_backward if subject.training else None
         self._modules = {id(module): path for path, module in model.named_modules()}
 
-    def recorded(self, *, listed: bool) -> Tally:
-        """Make two calls and return what the second dispatched."""
+    def recorded(self, *, listed: bool, after: int = 1) -> Tally:
+        """Make ``after`` calls and one more, and return what the last dispatched."""
         try:
-            self._run()
+            for _ in range(after):
+                self._run()
             return record(self._bound(), self._backward, self._modules, listed=listed)
         except Exception as error:
             raise self._raised("its ops are recorded", error) from error

@@ -69,6 +69,8 @@ class Capture:
     events: Events
     #: Returns how many compilations took place so far; a change during a measurement invalidates it.
     compilations: Callable[[], int] = lambda: 0
+    #: How many calls like the first it takes until nothing is compiled for such a call.
+    settles_after: int = 1
 
 
 class Executor(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tracebench.frontends import dynamo_controls, regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes
 from tracebench.frontends.dynamo_fixed import graph_constants, on_compiled, read_guards
 from tracebench.record import GraphBreak, joined
-from tracebench.userlocation import short
+from tracebench.userlocation import innermost_of_model, short
 
 #: The modules of ``torch._dynamo`` that log graph breaks.
 _BREAK_LOGGERS = ("symbolic_convert", "convert_frame", "exc")
@@ -26,10 +27,11 @@ _LOCATED = re.compile(
     r"Graph break[^\n]*? in user code at (?P<file>.+?):(?P<line>\d+)\nGraph Break Reason: (?P<reason>.*)", re.S
 )
 _SKIPPED = re.compile(r"will skip tracing the frame (?P<frame>.+?) and fall back to eager", re.S)
-_FRAME = re.compile(r"File \"(?P<file>.+?)\", line (?P<line>\d+)")
+_FRAME = re.compile(r"^\s*File \"(?P<file>.+?)\", line (?P<line>\d+)", re.M)
 _FUNCTION = re.compile(r"(?:frame skipped:|tracing the frame) (?P<name>\S+) \((?P<file>[^\n]+?) line (?P<line>\d+)\)")
 _HINT = re.compile(r"^\s*Hint: (.+)$", re.M)
 _LINK = re.compile(r"please visit: (\S+)")
+_STACK = "User code traceback:"
 #: How Dynamo introduces the reason proper.
 _PREAMBLES = ("Encountered graph break when", "Failed to handle graph break gracefully")
 
@@ -68,8 +70,14 @@ class Dynamo:
             lowered = executor.lower(graph, example_inputs)
             return regions.inside(lowered, number) if marked and number is not None else lowered
 
-        call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
-        return Capture(call=call, module=model, events=events)
+        more = dynamo_controls.compile_options(orders)
+        call = torch.compile(model, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic, **more)
+        return Capture(
+            call=dynamo_controls.controlled_call(call, orders),
+            module=model,
+            events=events,
+            settles_after=dynamo_controls.settles_after(orders),
+        )
 
 
 class _Listener(logging.Handler):
@@ -127,7 +135,11 @@ class _Listener(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note one graph break."""
-        found = parse_graph_break(record.getMessage())
+        from torch._dynamo.utils import reset_graph_break_dup_checker
+
+        # Or the next one at the same line of torch's would be told without its stack.
+        reset_graph_break_dup_checker()
+        found = parse_graph_break(record.getMessage(), _stack(record))
         if found is None:
             return
         breaks = self._events.graph_breaks
@@ -138,20 +150,22 @@ class _Listener(logging.Handler):
         breaks.append(found)
 
 
-def parse_graph_break(message: str) -> GraphBreak | None:
+def parse_graph_break(message: str, stack: Sequence[tuple[str, int]] = ()) -> GraphBreak | None:
     """Return the graph break a log message of Dynamo tells of, or None if it tells of none.
 
+    ``stack`` is that of the break as (file, line), outermost first; without it, what the message tells of it is used.
     It is one report; Dynamo reports a break in a submodule once for each frame it unwinds through.
     """
     located = _LOCATED.search(message)
     skipped = _SKIPPED.search(message)
     location: str | None
     if located is not None:
-        reason, location = _reason(located["reason"]), short(located["file"], int(located["line"]))
+        reason = _reason(located["reason"])
+        location = _location(message, stack, located["file"], int(located["line"]))
     elif skipped is not None:
         frames = _FRAME.findall(message)
         reason = f"frame skipped: {skipped['frame']}"
-        location = short(frames[-1][0], int(frames[-1][1])) if frames else None
+        location = _location(message, stack, frames[-1][0], int(frames[-1][1])) if frames else None
     else:
         return None
     function = _FUNCTION.search(message)
@@ -163,6 +177,33 @@ def parse_graph_break(message: str) -> GraphBreak | None:
         links=tuple(dict.fromkeys(_LINK.findall(message))),
         skipped=f"{function['name']} {short(function['file'], int(function['line']))}" if function else None,
     )
+
+
+def _location(message: str, stack: Sequence[tuple[str, int]], file: str, line: int) -> str:
+    """Return where it broke: that line, or the line of the model's that led to it if it is torch's, or a control's."""
+    # Before its stack, a message may tell where values come from.
+    told = [(file, int(line)) for file, line in _FRAME.findall(message.rpartition(_STACK)[2])]
+    return innermost_of_model([*(stack or told), (file, line)]) or short(file, line)
+
+
+def _stack(record: logging.LogRecord) -> list[tuple[str, int]]:
+    """Return the stack of the break that is being told of, or none where it cannot be had.
+
+    In its messages Dynamo takes a function for the continuation of its caller where both have the same name, such as
+    ``forward``, and leaves out the caller.
+    """
+    from torch._dynamo.exc import get_stack_above_dynamo
+
+    error: Any = record.exc_info[1] if record.exc_info else None
+    frame = sys._getframe()
+    while error is None and frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "log_graph_break":
+            error = frame.f_locals.get("exc")
+    traced = getattr(error, "real_stack", None)
+    if not traced:
+        return []
+    return [(found.filename, found.lineno or 0) for found in (*get_stack_above_dynamo(), *traced)]
 
 
 def _reason(text: str) -> str:

@@ -80,7 +80,8 @@ def _run_stages(
         expected = subject.expect.get(case.frontend) if plain else None
         journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
         front_end = make_front_end(case.frontend, case.frontend_options)
-        orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file)
+        example = (subject.example.args, subject.example.kwargs)
+        orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file, example)
         in_force.enter_context(front_end.controlled(orders))
         make_executor(case.executor, for_verdict=False)
 
