@@ -579,3 +579,25 @@ def test_what_each_graph_does_in_a_call() -> None:
 def test_one_graph_does_it_all(name: str) -> None:
     [graph] = covered(name, Products(3, 2)).graphs
     assert (graph.graph, graph.calls, graph.ops, graph.flops) == (0, 1, 5, 5 * PRODUCT)
+
+
+class Nested(nn.Module):
+    """One product, then two in a region that is compiled by itself, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.region = torch.compiler.nested_compile_region(_two_products)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.region(self.region(x @ x))
+        return y
+
+
+def _two_products(x: torch.Tensor) -> torch.Tensor:
+    return x @ x @ x
+
+
+def test_ops_within_an_operator_that_runs_a_graph_are_seen() -> None:
+    found = covered("dynamo", Nested())
+    assert found.note is None or "coverage" not in found.note
+    assert (found.ops_in_graph, found.ops_total, found.flops_total) == (5, 5, 5 * PRODUCT)

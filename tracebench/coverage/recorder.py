@@ -105,6 +105,8 @@ class _Recorder(TorchDispatchMode):
         self._origins: list[Origin] = []
         self._numbers: list[int] = []
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let Dynamo run its compiled code under this mode; under an ordinary mode it would run eagerly."""
@@ -112,6 +114,8 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._within(func, args, kwargs)
         # torch's stub leaves out that there may be none.
         node: Any = torch._C._current_autograd_node()
         number = None if node is None else int(node._sequence_nr())
@@ -130,6 +134,17 @@ class _Recorder(TorchDispatchMode):
             if self._tally.listing is not None:
                 self._tally.listing.append(_line(op, args, kwargs, result))
         return result
+
+    def _within(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that runs a graph or a function, seeing the ops of that."""
+        run = operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if operator.name() == "invoke_subgraph":
+            # Its kernel wants no mode to be on; all it does is this.
+            run, args = args[0], args[2:]
+        if run is None:
+            return operator(*args, **kwargs)
+        with self:
+            return run(*args, **kwargs)
 
     def _side(self, number: int | None) -> bool | None:
         """Return whether the op that is dispatched is inside a graph; None if it is not the model's."""
