@@ -99,6 +99,8 @@ class _Recorder(TorchDispatchMode):
         self._ownership = ownership
         self._entered = entered
         self._modules = modules
+        #: How many operators that run a graph are under way.
+        self._depth = 0
         #: Whether the forward pass is over, so that what no node runs is the loss's.
         self.after = False
         #: Origins of forward ops outside graphs and the number that the node after each would have.
@@ -116,6 +118,12 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._within(func, args, kwargs)
+        if self._depth:
+            # Below such an operator ops come before they are taken apart, which elsewhere is done by then.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         # torch's stub leaves out that there may be none.
         node: Any = torch._C._current_autograd_node()
         number = None if node is None else int(node._sequence_nr())
@@ -143,8 +151,12 @@ class _Recorder(TorchDispatchMode):
             run, args = args[0], args[2:]
         if run is None:
             return operator(*args, **kwargs)
-        with self:
-            return run(*args, **kwargs)
+        self._depth += 1
+        try:
+            with self:
+                return run(*args, **kwargs)
+        finally:
+            self._depth -= 1
 
     def _side(self, number: int | None) -> bool | None:
         """Return whether the op that is dispatched is inside a graph; None if it is not the model's."""
