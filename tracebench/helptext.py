@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def help_page() -> str:
     parts += [_entry(name, _first_line(schema)) for name, schema in config.FRONT_END_SCHEMAS.items()]
     parts.append("  executor: what runs the captured graphs")
     parts += [_entry(name, text) for name, text in config.EXECUTORS.items()]
+    parts.append("  controls: what the front end is told about pieces of the model")
+    parts += [_entry(name, _comment("controls", name)) for name in choices("controls")]
     parts.append("\nKEYS (KEY=VALUE)")
     for field in dataclasses.fields(config.Config):
         nested = config.SECTIONS.get(field.name)
@@ -105,6 +108,13 @@ def _summary(model: str) -> str:
     path: Path = config.config_folder() / "model" / f"{model}.yaml"
     loaded = OmegaConf.load(path)
     return str(OmegaConf.select(loaded, "summary", default=""))
+
+
+def _comment(group: str, name: str) -> str:
+    """Return the comment that the file of a choice begins with."""
+    path: Path = config.config_folder() / group / f"{name}.yaml"
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in lines)
 
 
 def _first_line(schema: Any) -> str:

@@ -35,6 +35,7 @@ class Traced:
     #: Nodes that compute something.
     nodes: int
     constants: Sequence[Constant] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
 def capture_of(traced: Traced, *, marked: bool) -> Capture:
     """Return the capture of a whole model that is one graph."""
-    events = Events(constants=list(traced.constants))
+    events = Events(constants=list(traced.constants), notes=list(traced.notes))
     number = events.add_graph(traced.module, traced.nodes)
     call = regions.inside(traced.call, number) if marked and number is not None else traced.call
     return Capture(call=call, module=traced.module, events=events)
@@ -112,6 +113,7 @@ class _Work:
                 break
         self.captured = True
         self.events.constants += traced.constants
+        self.events.notes += traced.notes
         number = self.events.add_graph(traced.module, traced.nodes)
         for inner, (_, why) in holes.items():
             self._leave(_join(path, inner), module.get_submodule(inner), why)

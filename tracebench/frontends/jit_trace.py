@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 
 from tracebench.controls.orders import NO_ORDERS, Orders, rebound
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Executor, Inputs
+from tracebench.frontends.base import Capture, Executor, Inputs, unsaved
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.frontends.jit_ignore import ignored
 
@@ -57,7 +58,8 @@ class JitTrace:
         return capture_of(trace(model, inputs), marked=marked)
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
-        with warnings.catch_warnings(), ignored(holes) as regions_left:
+        # Without the optimising executor, which coverage turns off, a trace would not look into calls of submodules.
+        with warnings.catch_warnings(), ignored(holes) as regions_left, optimized_execution(True):
             # A warning turned into an error, as test suites do, would look like a refusal.
             warnings.simplefilter("always", torch.jit._trace.TracerWarning)
             # TorchScript is deprecated; that is no finding about the model.
@@ -69,7 +71,9 @@ class JitTrace:
         if regions_left:
             # They live as long as the trace.
             vars(traced)["_regions_left_to_python"] = regions_left
-        return Traced(executor.wrap(traced), traced, sum(1 for _ in _computing_nodes(traced.inlined_graph)))
+        notes = (unsaved(region.name for region in regions_left),) if regions_left else ()
+        nodes = sum(1 for _ in _computing_nodes(traced.inlined_graph))
+        return Traced(executor.wrap(traced), traced, nodes, notes=notes)
 
 
 def _holes(model: nn.Module, module: nn.Module, orders: Orders, *, marked: bool) -> list[Hole]:
@@ -93,10 +97,13 @@ def _scripted(model: nn.Module, module: nn.Module, orders: Orders) -> Iterator[N
     with contextlib.ExitStack() as during:
         for order in orders.of("opaque"):
             assert order.target is not None
-            for part in order.target.modules(model, module):
-                script = torch.jit.script(part)
-                during.callback(vars(part).pop, "forward", None)
-                vars(part)["forward"] = script.__call__
+            parts = {id(part) for part in order.target.modules(model, module) if part is not module}
+            # The tracer knows a script only as a submodule of the module that calls it.
+            for owner in list(module.modules()):
+                for name, part in owner.named_children():
+                    if id(part) in parts:
+                        setattr(owner, name, torch.jit.script(part))
+                        during.callback(setattr, owner, name, part)
             if order.target.function is not None:
                 during.enter_context(rebound(order.target, torch.jit.script(order.target.function)))
         yield
