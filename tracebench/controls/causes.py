@@ -49,6 +49,8 @@ def cause(
             return f"{told} outside the graph without it, too" + (f" ({due})" if due else "")
         if not target.is_function and not _own(target, after.outside):
             return "it is called, but runs no op of its own that a graph could hold"
+    if reached is not None and reached.namesakes:
+        return f"user code calls another object of that name, {', '.join(list(reached.namesakes)[:3])}"
     return _as_ever(order.instruction.control, target, front_end, model)
 
 

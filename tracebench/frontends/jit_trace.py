@@ -50,7 +50,7 @@ class JitTrace:
 
         def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
             left = [*holes, *_holes(model, module, orders, marked=marked)]
-            with _scripted(model, module, orders):
+            with _own_warnings(), _scripted(model, module, orders):
                 return self._trace(module, inputs, left, executor)
 
         if self.on_refusal == "exclude":
@@ -59,12 +59,7 @@ class JitTrace:
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
         # Without the optimising executor, which coverage turns off, a trace would not look into calls of submodules.
-        with warnings.catch_warnings(), ignored(holes) as regions_left, optimized_execution(True):
-            # A warning turned into an error, as test suites do, would look like a refusal.
-            warnings.simplefilter("always", torch.jit._trace.TracerWarning)
-            # TorchScript is deprecated; that is no finding about the model.
-            warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
-            warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
+        with ignored(holes) as regions_left, optimized_execution(True):
             traced = torch.jit.trace(
                 module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
             )
@@ -74,6 +69,17 @@ class JitTrace:
         notes = (unsaved(region.name for region in regions_left),) if regions_left else ()
         nodes = sum(1 for _ in _computing_nodes(traced.inlined_graph))
         return Traced(executor.wrap(traced), traced, nodes, notes=notes)
+
+
+@contextlib.contextmanager
+def _own_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # A warning turned into an error, as test suites do, would look like a refusal.
+        warnings.simplefilter("always", torch.jit._trace.TracerWarning)
+        # TorchScript is deprecated; that is no finding about the model.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
+        warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
+        yield
 
 
 def _holes(model: nn.Module, module: nn.Module, orders: Orders, *, marked: bool) -> list[Hole]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracebench.record import ControlEffect, Figures, Record
 from tracebench.report import facts
@@ -66,37 +66,47 @@ def summary(record: Record) -> str | None:
 
 def controls_table(records: Sequence[Record], naming: facts.Names, width: int) -> list[str]:
     """Return for each case that has controls what each of them did."""
+    controlled = [record for record in records if record.controls]
+    shown = [
+        [cells_of(effect, record) for effect in record.controls if effect.without and effect.effect != "none"]
+        for record in controlled
+    ]
+    heading, blocks = _columns(shown, width)
     lines: list[str] = []
-    for record in records:
-        if not record.controls:
-            continue
-        lines += wrap(naming.full(record), width, "  ", "  ")
-        shown = [effect for effect in record.controls if effect.without is not None and effect.effect != "none"]
-        lines += _rows([cells_of(effect, record) for effect in shown], width)
+    for record, block in zip(controlled, blocks, strict=True):
+        lines += [*wrap(naming.full(record), width, "  ", "  "), *block]
         for effect in record.controls:
             if said := outcome(effect):
                 name = f"{clean(effect.control)}={clean(effect.target)}"
                 lines += wrap(f"{name}: {clip(said, 300)}", width, "    ", "      ")
-    return ["controls, each without it -> with it:", *lines] if lines else []
+    unclear = "; n.s.: the intervals overlap" if any(row[-1].endswith("n.s.") for rows in shown for row in rows) else ""
+    title = wrap(f"controls, each without it -> with it{unclear}:", width)
+    return [*title, *heading, *lines] if lines else []
 
 
-def _rows(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the rows in columns where they fit, else as text."""
+def _columns(blocks: Sequence[Sequence[Sequence[str]]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Return a heading and the lines of each block: columns where they fit, else text without a heading."""
+    rows = [row for block in blocks for row in block]
     if not rows:
-        return []
+        return [], [[] for _ in blocks]
     for left_out in _LEFT_OUT:
         kept = [index for index, name in enumerate(HEADINGS) if name not in left_out]
         # A figure that nobody asked for has no column.
         kept = [index for index in kept if any(row[index] != "n/a" for row in rows)]
-        grid = [[row[index] for index in kept] for row in (HEADINGS, *rows)]
-        widths = [max(cells(row[place]) for row in grid) for place in range(len(kept))]
-        if 4 + sum(widths) + 2 * (len(widths) - 1) <= width:
-            return ["    " + "  ".join(map(pad, row, widths)).rstrip() for row in grid]
-    told = (
-        f"{row[0]}: " + ", ".join(f"{name} {cell}" for name, cell in zip(HEADINGS[1:], row[1:], strict=True))
-        for row in rows
-    )
-    return [line for text in told for line in wrap(text, width, "    ", "      ")]
+        widths = {index: max(cells(row[index]) for row in (HEADINGS, *rows)) for index in kept}
+        if 4 + sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            return [_line(HEADINGS, widths)], [[_line(row, widths) for row in block] for block in blocks]
+    told = [[wrap(_text(row), width, "    ", "      ") for row in block] for block in blocks]
+    return [], [[line for lines in block for line in lines] for block in told]
+
+
+def _line(row: Sequence[str], widths: Mapping[int, int]) -> str:
+    return "    " + "  ".join(pad(row[index], wide) for index, wide in widths.items()).rstrip()
+
+
+def _text(row: Sequence[str]) -> str:
+    told = [f"{name} {cell}" for name, cell in zip(HEADINGS, row, strict=True) if cell != "n/a"]
+    return f"{row[0]}: {', '.join(told[1:])}"
 
 
 def _sides(before: str, after: str) -> str:
