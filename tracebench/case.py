@@ -104,7 +104,8 @@ def labels(cases: Sequence[Case]) -> list[str]:
         for part in ("options", "frontend_options"):
             fields |= {f"{part}.{name}": value for name, value in fields.pop(part).items()}
         # A preset's name says as much as what is in it.
-        fields["controls"] = fields.pop("controls_preset") or fields["controls"]
+        asked = [f"{name}={_text(value)}" for name, value in fields["controls"].items()]
+        fields["controls"] = fields.pop("controls_preset") or " ".join(asked) or "none"
         told.append(fields)
 
     def varies(name: str) -> bool:
@@ -125,6 +126,10 @@ def labels(cases: Sequence[Case]) -> list[str]:
         )
         for fields in told
     ]
+
+
+def _text(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def key(case: Case, versions: dict[str, str]) -> str:

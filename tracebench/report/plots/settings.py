@@ -23,13 +23,15 @@ from tracebench.report.plots.drawing import (
     plain,
     short,
     titles,
+    write,
 )
 from tracebench.report.text import clean
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Markers of models, so that their lines are told apart where colours are those of front ends.
+#: One for each setting; lines have the colours of front ends.
 _MARKERS = "osD^vPX*"
 
 
@@ -86,57 +88,60 @@ def _timed(record: Record) -> bool:
 
 
 def controls(records: Sequence[Record]) -> Figure | None:
-    """Draw coverage against speedup for each setting of the controls, connected by model and front end."""
+    """Draw coverage against speedup for each setting of the controls: a panel a model, a line a front end."""
     kind, lines = setting_lines(records)
     if not lines:
         return None
+    from matplotlib.lines import Line2D
+
     colours = frontend_colours(records)
     models = list(dict.fromkeys(line.row for line in lines))
+    columns = {line.column: colours[line.frontend] for line in lines}
+    settings = list(dict.fromkeys(point.setting for line in lines for point in line.points))
+    markers = {name: _MARKERS[index % len(_MARKERS)] for index, name in enumerate(settings)}
     title = f"What controls cost and bring on {facts.machine(records)}"
     subtitle = (
         f"Each point is a case: the share of {'the time of its ops' if kind == 'time' else 'its ops'} that runs inside"
         " captured graphs, and eager time / captured time with its 95 % interval. A line joins the settings of one"
-        " model under one front end."
+        " front end."
     )
-    # Each setting has a number, so that names cannot cover one another.
-    settings = list(dict.fromkeys(point.setting for line in lines for point in line.points))
-    names = [f"{line.column} on {short(line.row, 40)}" for line in lines]
-    numbered = [f"{index}  {short(name, 46)}" for index, name in enumerate(settings, 1)]
-    right = max(1.6, 0.6 + max(map(inches, [*names, *numbered])))
-    width, body = 0.8 + 5.0 + right, max(3.4, 0.22 * (len(names) + len(numbered)) + 0.9)
+    key = [Line2D([], [], color=colour, linewidth=2, label=plain(name)) for name, colour in columns.items()]
+    key += [
+        Line2D([], [], color=INK, marker=markers[name], linestyle="none", markersize=5, label=plain(short(name, 46)))
+        for name in settings
+    ]
+    left, body_width = 0.8, 4.6
+    width = left + body_width + 0.75 + max(inches(short(name, 46)) for name in [*columns, *settings])
     heading = heading_height(title, subtitle, width)
-    figure = new_figure(width, heading + body + 0.65)
+    panel, below = max(2.4, (0.23 * len(key) + 0.2) / len(models)), 0.62
+    figure = new_figure(width, heading + len(models) * (0.25 + panel + below) + 0.1)
     titles(figure, title, subtitle)
-    axes = new_axes(figure, 0.8, heading, 5.0, body)
-    axes.axhline(1, color=FAINT, linewidth=0.8, zorder=1)
-    drawn = []
-    for line in lines:
-        colour, marker = colours[line.frontend], _MARKERS[models.index(line.row) % len(_MARKERS)]
-        x = [point.coverage for point in line.points]
-        y = [point.speedup for point in line.points]
-        error = [
-            [max(0.0, point.speedup - point.low) for point in line.points],
-            [max(0.0, point.high - point.speedup) for point in line.points],
-        ]
-        drawn.append(
-            axes.errorbar(
-                x, y, yerr=error, color=colour, marker=marker, markersize=5, linewidth=1, capsize=2.5, zorder=3
-            )
-        )
-        for point in line.points:
-            axes.annotate(
-                str(settings.index(point.setting) + 1), (point.coverage, point.speedup), (5, 4),
-                textcoords="offset points", fontsize=FONT - 1, color=colour, zorder=4,
-            )  # fmt: skip
-    bare(axes)
-    axes.grid(color=GRID, linewidth=0.7, zorder=0)
-    axes.set_axisbelow(True)
-    axes.margins(0.07, 0.12)
-    axes.set_xlabel(f"{'time' if kind == 'time' else 'op'} coverage (%)", fontsize=FONT, color=INK)
-    axes.set_ylabel("speedup (ratio)", fontsize=FONT, color=INK)
-    place = (1.03, 1.0)
-    legend = axes.legend(drawn, list(map(plain, names)), loc="upper left", bbox_to_anchor=place, fontsize=FONT)
-    legend.set_frame_on(False)
-    told = "\n".join(["controls:", *map(plain, numbered)])
-    axes.text(1.05, 0.0, told, transform=axes.transAxes, va="bottom", fontsize=FONT, color=INK, linespacing=1.5)
+    for index, model in enumerate(models):
+        top = heading + 0.25 + index * (0.25 + panel + below)
+        write(figure, left, top - 0.23, short(model, int(body_width / inches("x"))), fontweight="bold")
+        axes = new_axes(figure, left, top, body_width, panel)
+        axes.axhline(1, color=FAINT, linewidth=0.8, zorder=1)
+        for line in lines:
+            if line.row == model:
+                _draw(axes, line, columns[line.column], markers)
+        bare(axes)
+        axes.grid(color=GRID, linewidth=0.7, zorder=0)
+        axes.set_axisbelow(True)
+        axes.margins(0.07, 0.12)
+        axes.set_xlabel(f"{'time' if kind == 'time' else 'op'} coverage (%)", fontsize=FONT, color=INK)
+        axes.set_ylabel("speedup (ratio)", fontsize=FONT, color=INK)
+        if index == 0:
+            axes.legend(handles=key, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=FONT, frameon=False)
     return figure
+
+
+def _draw(axes: Axes, line: Line, colour: str, markers: dict[str, str]) -> None:
+    x = [point.coverage for point in line.points]
+    y = [point.speedup for point in line.points]
+    axes.plot(x, y, color=colour, linewidth=1, zorder=3)
+    for point in line.points:
+        error = [[max(0.0, point.speedup - point.low)], [max(0.0, point.high - point.speedup)]]
+        axes.errorbar(
+            point.coverage, point.speedup, yerr=error, color=colour, marker=markers[point.setting], markersize=6,
+            linewidth=1, capsize=2.5, zorder=4,
+        )  # fmt: skip
