@@ -241,6 +241,11 @@ def test_an_opaque_piece_of_a_trace_is_a_script() -> None:
     assert found.effect["verdict"] == ["sound", "refused"]
 
 
+def test_a_compiler_that_looks_into_what_is_kept_apart_is_told_of() -> None:
+    record = run(Uses, "fx", {"disable": ["lin"]}, executor="inductor", ablation=False, stages=())
+    assert any("compiles through the pieces" in note for note in record.notes)
+
+
 def test_inline_has_fx_look_into_a_leaf() -> None:
     model = Uses().eval()
     inputs = Inputs((torch.ones(4, 4),))

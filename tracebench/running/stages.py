@@ -101,6 +101,11 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     why = "the case did not get that far" if case.ablation else "not asked for: controls.ablation=false"
     journal.put(controls=tuple(_effect(order, None, why) for order in orders.orders))
     make_executor(case.executor, for_verdict=False)
+    if case.executor != "replay" and case.frontend != "dynamo" and orders.of("disable", "opaque"):
+        journal.note(
+            f"executor {case.executor} compiles through the pieces that controls keep apart in the graphs of "
+            f"{case.frontend}: verdict and speed are of code that holds them, coverage is of the graphs as captured"
+        )
     return _Asked(case, subject, front_end, orders)
 
 
