@@ -98,6 +98,11 @@ def test_whole_graph_front_ends_cover_all(name: str) -> None:
     assert found.graphs_per_call == 1
 
 
+def test_a_model_of_nothing_but_submodules_is_covered() -> None:
+    found = covered("jit_trace", nn.Sequential(nn.Sequential(nn.Linear(SIDE, SIDE), nn.ReLU())))
+    assert (found.ops, found.graphs_per_call) == (1.0, 1)
+
+
 def test_eager_covers_nothing() -> None:
     found = covered("eager", Products(3, 2))
     assert (found.ops, found.flops, found.graphs_per_call) == (0.0, 0.0, 0)

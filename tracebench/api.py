@@ -38,6 +38,7 @@ _OPTIONS = (
     "name",
     "frontend_options",
     "controls",
+    "ablation",
 )
 
 
@@ -68,8 +69,8 @@ def run(
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
             ``stages``, ``throughput_seconds`` (10), ``probes`` and ``aspects`` (all), ``blame_seconds`` (20),
-            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options`` and
-            ``controls`` (none; control -> its value, as in the configuration).
+            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options``, ``controls`` (such as
+            ``{"disable": ["layer4.1"]}``) and ``ablation`` (True: say what each control did).
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -91,6 +92,7 @@ def run(
         dtype=options.get("dtype", "auto"),
         seed=options.get("seed", 0),
         controls=controls,
+        ablation=options.get("ablation", True),
         stages=tuple(options.get("stages", OPTIONAL_STAGES)),
         soundness=soundness_options(**_soundness(options)),
         throughput={"seconds": options.get("throughput_seconds", 10.0)},

@@ -60,6 +60,8 @@ class Case:
     batch_size: int | None = None
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
+    #: Name of the preset that says just these controls, if one does.
+    controls_preset: str | None = None
     #: Whether the case is captured without each of its controls, too.
     ablation: bool = True
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
@@ -81,6 +83,7 @@ class Case:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "controls": dict(self.controls),
+            "controls_preset": self.controls_preset,
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +103,9 @@ def labels(cases: Sequence[Case]) -> list[str]:
         fields = case.describe()
         for part in ("options", "frontend_options"):
             fields |= {f"{part}.{name}": value for name, value in fields.pop(part).items()}
+        # A preset's name says as much as what is in it.
+        asked = [f"{name}={_text(value)}" for name, value in fields["controls"].items()]
+        fields["controls"] = fields.pop("controls_preset") or " ".join(asked) or "none"
         told.append(fields)
 
     def varies(name: str) -> bool:
@@ -122,6 +128,10 @@ def labels(cases: Sequence[Case]) -> list[str]:
     ]
 
 
+def _text(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
 def key(case: Case, versions: dict[str, str]) -> str:
     """Return 16 hex digits that name this case: its request, its model file's content and ``versions``.
 
@@ -132,6 +142,7 @@ def key(case: Case, versions: dict[str, str]) -> str:
     """
     content = case.to_dict()
     content["model"]["path"] = _digest(Path(case.model.path))
+    del content["controls_preset"]  # what it is called makes no other case
     text = json.dumps([content, versions], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -18,6 +18,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from tracebench import config
+from tracebench.controls.vocabulary import CONTROLS, FORMS
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.helptext import all_choices, choices, help_page, needs_a_key
 from tracebench.record import Record
@@ -200,7 +201,7 @@ def _rewritten(argument: str) -> str:
     """
     if argument.startswith(("model.options.", "frontend.", "controls.")):
         return f"++{argument}"
-    found = re.fullmatch(r"(model|frontend|executor)=glob\(([^(),\[\]]+)\)", argument)
+    found = re.fullmatch(r"(model|frontend|executor|controls)=glob\(([^(),\[\]]+)\)", argument)
     if found is None:
         return argument
     group, pattern = found.groups()
@@ -232,7 +233,10 @@ def _explained(error: Exception, arguments: list[str]) -> RequestError:
             return unknown_choice("key", key, valid, _HELP_HINT)
     bad_value = re.search(r"Error merging override (?P<override>\S+)", said)
     if bad_value:
-        why = str(error.__cause__ or "").splitlines()[0]
+        section, _, name = bad_value["override"].lstrip("+").partition("=")[0].partition(".")
+        if section == "controls" and name in CONTROLS:
+            return RequestError(f"{bad_value['override']} must be {FORMS[CONTROLS[name].kind]}.\n{_HELP_HINT}")
+        why = str(error.__cause__ or "").splitlines()[0].rstrip(".")
         return RequestError(f"{bad_value['override'].lstrip('+')}: {why}.\n{_HELP_HINT}")
     return RequestError(f"{said.strip().splitlines()[0]}\n{_HELP_HINT}")
 

@@ -288,6 +288,7 @@ def to_request(config: Any) -> Request:
         batch_size=plain["batch_size"],
         seed=plain["seed"],
         controls=controls,
+        controls_preset=_preset(plain["controls"]["name"], controls),
         ablation=plain["controls"]["ablation"],
         stages=tuple(stage for stage in OPTIONAL_STAGES if stage in plain["stages"]),
         capture=plain["capture"],
@@ -295,6 +296,13 @@ def to_request(config: Any) -> Request:
         throughput=plain["throughput"],
     )
     return Request(case, Limits(plain["limits"]["seconds"], plain["limits"]["memory_gb"]), plain)
+
+
+def _preset(name: str, controls: dict[str, Any]) -> str | None:
+    """Return ``name`` if ``controls`` are what the preset of that name holds, and None if they were added to."""
+    path = config_folder() / "controls" / f"{name}.yaml"
+    own: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    return name if {key: value for key, value in own.items() if key in CONTROLS} == controls else None
 
 
 def results_folder(config: Any, stamp: str) -> Path:

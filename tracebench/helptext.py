@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def help_page() -> str:
     parts.append("  executor: what runs the captured graphs")
     parts += [_entry(name, text) for name, text in config.EXECUTORS.items()]
     parts.append("  experiment: a ready-made sweep; further keys win over what it sets")
-    parts += [_entry(name, _comment(name)) for name in choices("experiment")]
+    parts += [_entry(name, _comment("experiment", name)) for name in choices("experiment")]
+    parts.append("  controls: what the front end is told about pieces of the model")
+    parts += [_entry(name, _comment("controls", name)) for name in choices("controls")]
     parts.append("\nKEYS (KEY=VALUE)")
     for field in dataclasses.fields(config.Config):
         nested = config.SECTIONS.get(field.name)
@@ -113,10 +116,13 @@ def _summary(model: str) -> str:
     return str(OmegaConf.select(loaded, "summary", default=""))
 
 
-def _comment(experiment: str) -> str:
-    """The comment's first line, below the one that is meant for Hydra."""
-    text = (config.config_folder() / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
-    return text.splitlines()[1].removeprefix("# ")
+def _comment(group: str, name: str) -> str:
+    """Return the comment that the file of a choice begins with."""
+    path: Path = config.config_folder() / group / f"{name}.yaml"
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "@package" not in line]
+    # What stands below an empty line of the comment is for readers of the file.
+    said = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line.lstrip("# ") for line in said)
 
 
 def _first_line(schema: Any) -> str:

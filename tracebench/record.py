@@ -331,13 +331,39 @@ class ThroughputInfo:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What a capture comes to, in the figures that a control is judged by; null where not measured."""
+
+    verdict: str | None = None
+    graphs: int | None = None
+    #: Distinct places.
+    graph_breaks: int | None = None
+    graph_nodes: int | None = None
+    guards: int | None = None
+    recompiles: int | None = None
+    op_coverage: float | None = None
+    flop_coverage: float | None = None
+    time_coverage: float | None = None
+    ops_missing: int | None = None
+    speedup: Speedup | None = None
+    #: Why the front end refused, if it did.
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
 class ControlEffect:
-    """What one control did; ``effect`` is ``"none"`` or a mapping of what changed."""
+    """What one control did, against the same case without it.
+
+    ``effect`` maps each figure that changed to ``[without, with]``; it is ``"none"`` if none did, and null where that
+    was not measured. ``detail`` says why.
+    """
 
     control: str
     target: str
     effect: Any
     detail: str = ""
+    #: The capture without it; null where that was not measured.
+    without: Figures | None = None
 
 
 @dataclass(frozen=True)

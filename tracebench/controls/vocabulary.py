@@ -8,10 +8,16 @@ from typing import Any
 
 from tracebench.errors import RequestError, unknown_choice
 
-#: Kinds of value. ``pieces``: names of pieces of the model (see ``targets``). ``pairs``: pieces mapped to something.
-#: ``inputs``: names or positions of arguments mapped to dimensions. ``word``: one of ``Control.choices``, empty for
-#: none. ``keys``: keys of a configuration mapped to values.
-KINDS = ("pieces", "pairs", "inputs", "word", "keys")
+#: Kinds of value, and how a user writes one. ``pieces``: names of pieces of the model (see ``targets``). ``pairs``:
+#: pieces mapped to something. ``inputs``: names or positions of arguments mapped to dimensions. ``word``: one of
+#: ``Control.choices``, empty for none. ``keys``: keys of a configuration mapped to values.
+FORMS = {
+    "pieces": "a list of pieces, such as [layer4.1]",
+    "pairs": "a mapping, such as {mypkg.mod:fn: mypkg.mod:other}",
+    "inputs": "a mapping of arguments to dimensions, such as {0: [0]}",
+    "word": "one word",
+    "keys": "a mapping, such as {capture_scalar_outputs: true}",
+}
 
 
 @dataclass(frozen=True)
@@ -171,11 +177,4 @@ def _instructions(control: Control, value: Any) -> list[Instruction]:
         return [Instruction(control.name, value)]
     if control.kind in ("pairs", "inputs", "keys") and isinstance(value, dict):
         return [Instruction(control.name, str(target), to) for target, to in value.items()]
-    form = {
-        "pieces": "a list of pieces, such as [layer4.1]",
-        "word": "one word",
-        "pairs": "a mapping, such as {mypkg.mod:fn: mypkg.mod:other}",
-        "inputs": "a mapping of arguments to dimensions, such as {0: [0]}",
-        "keys": "a mapping, such as {capture_scalar_outputs: true}",
-    }[control.kind]
-    raise RequestError(f"controls.{control.name}={value!r} must be {form}.")
+    raise RequestError(f"controls.{control.name}={value!r} must be {FORMS[control.kind]}.")

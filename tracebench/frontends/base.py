@@ -5,7 +5,7 @@ A front end captures and nothing else: it knows nothing of timing, coverage, ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -40,6 +40,8 @@ class Events:
     specialised: list[Specialisation] = field(default_factory=list)
     #: What was left to Python so that the rest could be captured.
     excluded: list[Excluded] = field(default_factory=list)
+    #: What else is worth saying of the capture.
+    notes: list[str] = field(default_factory=list)
     guards: int | None = None
     #: Whether whatever runs outside the graphs was left to Python on purpose.
     leaves: bool = False
@@ -121,6 +123,11 @@ class FrontEnd(Protocol):
             Exception: whatever the underlying tracer raises; the harness records it as a refusal.
         """
         ...
+
+
+def unsaved(regions: Iterable[str]) -> str:
+    """Return the note that a capture calls Python at ``regions``, which no file can hold."""
+    return f"the artifact cannot be saved: regions left to Python: {', '.join(dict.fromkeys(regions))}"
 
 
 def count_nodes(graph: fx.Graph) -> int:

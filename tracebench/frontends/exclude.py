@@ -37,6 +37,7 @@ class Traced:
     nodes: int
     constants: Sequence[Constant] = ()
     specialised: Sequence[Specialisation] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
 def capture_of(traced: Traced, *, marked: bool) -> Capture:
     """Return the capture of a whole model that is one graph."""
-    events = Events(leaves=True, constants=list(traced.constants), specialised=list(traced.specialised))
+    events = Events(
+        leaves=True,
+        constants=list(traced.constants),
+        specialised=list(traced.specialised),
+        notes=list(traced.notes),
+    )
     number = events.add_graph(traced.module, traced.nodes)
     call = regions.inside(traced.call, number) if marked and number is not None else traced.call
     return Capture(call=call, module=traced.module, events=events)
@@ -115,6 +121,7 @@ class _Work:
         self.captured = True
         self.events.constants += traced.constants
         self.events.specialised = merged([*self.events.specialised, *traced.specialised])
+        self.events.notes += traced.notes
         number = self.events.add_graph(traced.module, traced.nodes)
         for inner, (_, why) in holes.items():
             self._leave(_join(path, inner), module.get_submodule(inner), why)

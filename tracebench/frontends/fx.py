@@ -78,7 +78,7 @@ def _trace(
             control, function = order.instruction.control, order.target.function
             tracer.note(control, order.target.modules(model, module))
             if function is not None and control != "inline":
-                calls = leave(function) if control == "disable" else function
+                calls = _named(leave(function), function) if control == "disable" else function
                 during.enter_context(rebound(order.target, tracer.call_of(calls)))
         with tracer.made:
             traced = tracer.trace(module)
@@ -108,6 +108,17 @@ class _Made(TorchDispatchMode):
             if isinstance(item, torch.Tensor):
                 self.lines.setdefault(item, caller_location(sys._getframe(1)))
         return result
+
+
+def _named(stands_in: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for ``function`` under a name by which a graph's code does not find the function itself.
+
+    That code spells out functions that say they are torch's.
+    """
+    if stands_in is not function:
+        stands_in.__module__ = __name__
+        stands_in.__qualname__ = stands_in.__name__ = f"python_{getattr(function, '__name__', 'function')}"
+    return stands_in
 
 
 class _Tracer(torch.fx.Tracer):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.controls.orders import NO_ORDERS, Orders, rebound, stand_in_forward
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant, unsaved
 from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, merged, python_kind, training_flag
 from tracebench.frontends.form import Form
 from tracebench.record import Constant, Specialisation
@@ -85,6 +85,8 @@ class Hook:
             specialised=merged([*(_fixed_input(*leaf) for leaf in enumerate(leaves)), *tape.fixed]),
             guards=len(leaves) + tape.guards,
         )
+        if tape.regions:
+            events.notes.append(unsaved(tape.regions))
         number = events.add_graph(graph, count_nodes(graph.graph))
         run = executor.wrap(graph)
         run = regions.inside(run, number) if marked and number is not None else run
@@ -108,9 +110,9 @@ def _regions(tape: _Tape, model: nn.Module, orders: Orders, *, marked: bool) -> 
             outside = marked and order.instruction.control == "disable"
             for part in order.target.modules(model):
                 run = regions.outside(part.forward) if outside else part.forward
-                during.enter_context(stand_in_forward(part, tape.call_of(run)))
+                during.enter_context(stand_in_forward(part, tape.call_of(run, order.instruction.target)))
             if (function := order.target.function) is not None:
-                calls = tape.call_of(regions.outside(function) if outside else function)
+                calls = tape.call_of(regions.outside(function) if outside else function, order.instruction.target)
                 during.enter_context(rebound(order.target, calls))
         yield
 
@@ -123,6 +125,9 @@ class _Tape(TorchDispatchMode):
         self.constants: list[Constant] = []
         self.fixed: list[Specialisation] = []
         self.guards = 0
+        #: Names of the pieces that it calls as Python.
+        self.regions: list[str] = []
+        self._inside_region = False
         self._model = model
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
@@ -188,10 +193,13 @@ class _Tape(TorchDispatchMode):
             self.fixed.append(training_flag(str(func), flag, caller_location(sys._getframe(1))))
         return result
 
-    def call_of(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def call_of(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Return what stands for ``run`` while taping: it runs unseen, and the tape holds one call of it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside_region:
+                return run(*args, **kwargs)
+            self.regions.append(name)
             form, tensors = Form.split((args, kwargs), "an argument")
             taped = self._argument_list(tensors)
             with self._paused():
@@ -208,8 +216,12 @@ class _Tape(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        with torch.utils._python_dispatch._disable_current_modes():
-            yield
+        self._inside_region = True
+        try:
+            with torch.utils._python_dispatch._disable_current_modes():
+                yield
+        finally:
+            self._inside_region = False
 
     def _argument_list(self, tensors: list[torch.Tensor]) -> list[Any]:
         return [self._argument(tensor) for tensor in tensors]

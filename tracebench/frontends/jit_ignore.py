@@ -42,8 +42,9 @@ def ignored(holes: Sequence[Hole]) -> Iterator[list[Any]]:
 class _Region:
     """One place in a trace where Python runs."""
 
-    def __init__(self, run: Callable[..., Any], form: Form) -> None:
+    def __init__(self, name: str, run: Callable[..., Any], form: Form) -> None:
         self.key = next(_keys)
+        self.name = name
         self.inputs = form
         self.outputs: Form | None = None
         self._run = run
@@ -68,7 +69,7 @@ def _stand_in(hole: Hole, kept: list[Any]) -> Callable[..., Any]:
         # The tracer's own check traces again, and must find the same number in the graph.
         region = next((region for region in made if region.inputs == form), None)
         if region is None:
-            region = _Region(hole.run, form)
+            region = _Region(hole.path, hole.run, form)
             made.append(region)
             kept.append(region)
         results = _border()(region.key, tensors)

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 
 from tracebench.controls.orders import NO_ORDERS, Orders, rebound
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Executor, Inputs
+from tracebench.frontends.base import Capture, Executor, Inputs, unsaved
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.frontends.fixed import merged
 from tracebench.frontends.jit_fixed import baked, training_flags, warned
@@ -51,7 +52,7 @@ class JitTrace:
 
         def trace(module: nn.Module, inputs: Inputs, holes: Sequence[Hole] = ()) -> Traced:
             left = [*holes, *_holes(model, module, orders, marked=marked)]
-            with _scripted(model, module, orders):
+            with _own_warnings(), _scripted(model, module, orders):
                 return self._trace(module, inputs, left, executor)
 
         if self.on_refusal == "exclude":
@@ -59,16 +60,11 @@ class JitTrace:
         return capture_of(trace(model, inputs), marked=marked)
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:
-        with warnings.catch_warnings(), ignored(holes) as regions_left:
-            # A warning turned into an error, as test suites do, would look like a refusal.
-            warnings.simplefilter("always", torch.jit._trace.TracerWarning)
-            # TorchScript is deprecated; that is no finding about the model.
-            warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
-            warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
-            with warned() as fixed:
-                traced = torch.jit.trace(
-                    module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
-                )
+        # Without the optimising executor, which coverage turns off, a trace would not look into calls of submodules.
+        with ignored(holes) as regions_left, optimized_execution(True), warned() as fixed:
+            traced = torch.jit.trace(
+                module, **_examples(module, inputs), check_trace=self.check_trace, strict=self.strict
+            )
         if regions_left:
             # They live as long as the trace.
             vars(traced)["_regions_left_to_python"] = regions_left
@@ -79,7 +75,19 @@ class JitTrace:
             nodes=sum(1 for _ in _computing_nodes(graph)),
             constants=baked(graph, module),
             specialised=merged([*fixed, *training_flags(graph)]),
+            notes=(unsaved(region.name for region in regions_left),) if regions_left else (),
         )
+
+
+@contextlib.contextmanager
+def _own_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # A warning turned into an error, as test suites do, would look like a refusal.
+        warnings.simplefilter("always", torch.jit._trace.TracerWarning)
+        # TorchScript is deprecated; that is no finding about the model.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit.*deprecated.*")
+        warnings.filterwarnings("ignore", message=r".*torch\.jit.*not supported in Python.*")
+        yield
 
 
 def _holes(model: nn.Module, module: nn.Module, orders: Orders, *, marked: bool) -> list[Hole]:
@@ -103,10 +111,13 @@ def _scripted(model: nn.Module, module: nn.Module, orders: Orders) -> Iterator[N
     with contextlib.ExitStack() as during:
         for order in orders.of("opaque"):
             assert order.target is not None
-            for part in order.target.modules(model, module):
-                script = torch.jit.script(part)
-                during.callback(vars(part).pop, "forward", None)
-                vars(part)["forward"] = script.__call__
+            parts = {id(part) for part in order.target.modules(model, module) if part is not module}
+            # The tracer knows a script only as a submodule of the module that calls it.
+            for owner in list(module.modules()):
+                for name, part in owner.named_children():
+                    if id(part) in parts:
+                        setattr(owner, name, torch.jit.script(part))
+                        during.callback(setattr, owner, name, part)
             if order.target.function is not None:
                 during.enter_context(rebound(order.target, torch.jit.script(order.target.function)))
         yield

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record, Speedup, Timing
-from tracebench.report import facts, text
+from tracebench.report import controls, facts, text
 
 if TYPE_CHECKING:
     import pandas
@@ -153,6 +153,8 @@ COLUMNS: dict[str, Column] = {
         _count("batch_size", "load", "samples in one call", _whole("batch_size"), "samples"),
         _count("seed", "load", "seed of weights and inputs", _whole("seed")),
         _text("controls", "load", "controls asked for", _case("controls")),
+        _text("controls_preset", "load", "preset they come from", _case("controls_preset")),
+        _text("controls_effect", "load", "what each did, without -> with", controls.summary),
         _text("outcome", "load", "one word for the case", lambda record: facts.word(record).name),
         _text("status", "load", "did the harness get to the end", _at("status")),
         _text("verdict", "soundness", "what the probes say", _at("verdict")),

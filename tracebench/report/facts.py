@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class Names:
             own = axis == "batch_size" and clean(case.get("model") or "") not in self.batches
             # Inference is what one assumes; training is said.
             if not own and not (axis == "mode" and case.get(axis) == "inference"):
-                told.append(_value(axis, case.get(axis)))
+                told.append(controls(case) if axis == "controls" else _value(axis, case.get(axis)))
         return ", ".join(told)
 
     def column(self, record: Record) -> str:
@@ -125,9 +125,13 @@ def _item(value: Any) -> str:
     return f"[{', '.join(map(clean, value))}]" if isinstance(value, (list, tuple)) else clean(value)
 
 
+def controls(case: Mapping[str, Any]) -> str:
+    """Return the name of the preset of a case where it says all, else the controls."""
+    asked = case.get("controls")
+    return clean(case.get("controls_preset") or mapping(asked)) if asked else "no controls"
+
+
 def _value(axis: str, value: Any) -> str:
-    if axis == "controls":
-        return mapping(value) if value else "no controls"
     if value is None:
         return f"no {axis.replace('_', ' ')}"
     return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(value)
@@ -295,10 +299,6 @@ def remarks(record: Record) -> list[str]:
     if record.coverage is not None and record.coverage.extra:
         count, named = _counted(record.coverage.extra)
         said.append(f"{plural(count, 'op')} {'is' if count == 1 else 'are'} run that eager does not run ({named})")
-    for control in record.controls:
-        if control.effect == "none":
-            detail = f": {clean(control.detail)}" if control.detail else ""
-            said.append(f"control {clean(control.control)} {clean(control.target)} had no effect{detail}")
     return said
 
 
@@ -405,14 +405,19 @@ class Mean:
 def geometric_means(records: Sequence[Record]) -> list[Mean]:
     """Return the mean speedup of each front end and executor over its sound and restricted cases.
 
-    Devices, modes, dtypes and batch sizes are not mixed where they differ. A group with fewer than two
+    Devices, modes, dtypes and controls are not mixed where they differ. A group with fewer than two
     such cases has no mean.
     """
-    axes = [axis for axis in ("device", "mode", "dtype") if axis in names(records).axes]
+    axes = [axis for axis in ("device", "mode", "dtype", "controls") if axis in names(records).axes]
     groups: dict[str, list[Record]] = {}
     for record in records:
         case = record.case
-        parts = [case.get("frontend"), "with", case.get("executor"), *(case.get(axis) for axis in axes)]
+        parts = [
+            case.get("frontend"),
+            "with",
+            case.get("executor"),
+            *(controls(case) if axis == "controls" else case.get(axis) for axis in axes),
+        ]
         groups.setdefault(" ".join(clean(part) for part in parts if part is not None), []).append(record)
     means = []
     for group, members in groups.items():

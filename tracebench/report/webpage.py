@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
-from tracebench.report import facts, outside
+from tracebench.report import controls, facts, outside
 from tracebench.report.columns import COLUMNS
 from tracebench.report.text import clean, milliseconds, percent
 from tracebench.status import OUTCOMES
@@ -195,7 +195,7 @@ def _details(record: Record, naming: facts.Names) -> str:
         _part("Left to Python", _grid(("module", "class", "at", "why"), _excluded(record))),
         _part("Graph breaks", _breaks(record)),
         _part("Coverage", _coverage(record)),
-        _part("Controls", _grid(("control", "target", "effect", "detail"), _controls(record))),
+        _part("Controls, each without it -> with it", _grid((*controls.HEADINGS, "effect"), _controls(record))),
         _part("Throughput", _throughput(record)),
         _part("Timing warnings", _bullets(facts.timing_warnings(record))),
         _part("Seconds in each stage", _pairs((name, f"{seconds:.2f}") for name, seconds in _stages(record))),
@@ -365,7 +365,13 @@ def _coverage(record: Record) -> str:
 
 
 def _controls(record: Record) -> Iterable[Sequence[object]]:
-    return ((item.control, item.target, facts.mapping(item.effect), item.detail) for item in record.controls)
+    for item in record.controls:
+        if item.without is None:
+            cells = [f"{item.control}={item.target}", *[None] * (len(controls.HEADINGS) - 1)]
+        else:
+            cells = [*controls.cells_of(item, record)]
+        changed = ", ".join(item.effect) if isinstance(item.effect, dict) else ""
+        yield (*cells, "; ".join(filter(None, (changed, controls.outcome(item)))))
 
 
 def _throughput(record: Record) -> str:

@@ -22,6 +22,8 @@ class Journal:
         self._write = write
         #: The stage that began last.
         self.current = "load"
+        #: The fields of the record that were told so far.
+        self.found: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -34,6 +36,7 @@ class Journal:
 
     def put(self, **fields: Any) -> None:
         """Tell fields of the record."""
+        self.found |= fields
         self._write({"set": to_dict(fields)})
 
     def note(self, text: str) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from tracebench import environment
 from tracebench import subject as subjects
 from tracebench.case import Case
-from tracebench.controls.orders import Orders, bind
+from tracebench.controls.ablation import differences, figures
+from tracebench.controls.causes import cause as cause_of_nothing
+from tracebench.controls.orders import Order, Orders, bind
+from tracebench.controls.reach import Reach, reach
 from tracebench.controls.vocabulary import wishes
 from tracebench.coverage.breaks import with_costs
 from tracebench.coverage.stage import cover, refused_coverage
@@ -26,7 +31,7 @@ from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE
-from tracebench.record import CaptureInfo, ErrorInfo
+from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
@@ -48,10 +53,16 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
     Raises:
         BaseException: only what is neither, such as ``SystemExit`` from the model.
     """
+    asked: _Asked | None = None
     with contextlib.ExitStack() as in_force:
         afterwards: list[Callable[[], None]] = []
         try:
-            afterwards = _run_stages(case, journal, subject, dump if case.capture["dump"] else None, in_force)
+            with journal.stage("load"):
+                asked = _load(case, journal, subject)
+                in_force.enter_context(asked.front_end.controlled(asked.orders))
+            with journal.stage("reference"):
+                _reference(asked.subject)
+            afterwards = _run_stages(asked, journal, dump if case.capture["dump"] else None)
         except Exception as error:
             if is_out_of_memory(error):
                 journal.put(status="oom", error=describe_error(journal.current, error))
@@ -62,31 +73,46 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
         journal.finish()
         for look in afterwards:
             look()
+    # The case's own controls are no longer in force, so that each can be left out.
+    if asked is not None and asked.orders and case.ablation and journal.found.get("status") == "done":
+        _ablate(asked, journal)
 
 
-def _run_stages(
-    case: Case, journal: Journal, subject: Subject | None, dump: Path | None, in_force: contextlib.ExitStack
-) -> list[Callable[[], None]]:
-    """Run the stages; return what else is asked for that is no part of verdict and figures.
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A case with all that it takes to run it."""
 
-    What the case's controls change beyond its model stays changed until ``in_force`` ends.
-    """
-    with journal.stage("load"):
-        subject = subject or subjects.load(case)
-        case = _resolved(case, subject)
-        # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
-        # controls may.
-        plain = case.executor == "replay" and not case.controls
-        expected = subject.expect.get(case.frontend) if plain else None
-        journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
-        front_end = make_front_end(case.frontend, case.frontend_options)
-        example = (subject.example.args, subject.example.kwargs)
-        orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file, example)
-        in_force.enter_context(front_end.controlled(orders))
-        make_executor(case.executor, for_verdict=False)
+    case: Case
+    subject: Subject
+    front_end: FrontEnd
+    orders: Orders
 
-    with journal.stage("reference"):
-        _reference(subject)
+
+def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
+    subject = subject or subjects.load(case)
+    case = _resolved(case, subject)
+    # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
+    # controls may.
+    plain = case.executor == "replay" and not case.controls
+    expected = subject.expect.get(case.frontend) if plain else None
+    journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
+    front_end = make_front_end(case.frontend, case.frontend_options)
+    example = (subject.example.args, subject.example.kwargs)
+    orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file, example)
+    why = "the case did not get that far" if case.ablation else "not asked for: controls.ablation=false"
+    journal.put(controls=tuple(_effect(order, None, why) for order in orders.orders))
+    make_executor(case.executor, for_verdict=False)
+    if case.executor != "replay" and case.frontend != "dynamo" and orders.of("disable", "opaque"):
+        journal.note(
+            f"executor {case.executor} compiles through the pieces that controls keep apart in the graphs of "
+            f"{case.frontend}: verdict and speed are of code that holds them, coverage is of the graphs as captured"
+        )
+    return _Asked(case, subject, front_end, orders)
+
+
+def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Callable[[], None]]:
+    """Run the stages from capture on; return what else is asked for that is no part of verdict and figures."""
+    case, subject, front_end, orders = asked.case, asked.subject, asked.front_end, asked.orders
 
     def captures(executor: str = case.executor, *, marked: bool = False, for_verdict: bool = False) -> CaptureFn:
         return _capturer(front_end, executor, orders, marked=marked, for_verdict=for_verdict)
@@ -95,9 +121,11 @@ def _run_stages(
         # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
         lazy = front_end.lazy or case.executor != "replay"
         with structured_trace(dump) if dump is not None else contextlib.nullcontext():
-            info, refusal, first_call = _capture(subject, lazy, captures(), dump)
+            info, refusal, first_call, notes = _capture(subject, lazy, captures(), dump)
         if info is not None:
             journal.put(capture=info)
+        for note in notes:
+            journal.note(note)
 
     afterwards: list[Callable[[], None]] = []
 
@@ -178,6 +206,54 @@ def _run_stages(
             seconds = float(case.throughput["seconds"])
             journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
     return afterwards
+
+
+def _ablate(asked: _Asked, journal: Journal) -> None:
+    """Run the stages once more without each control, and tell what it did."""
+    effects = list(journal.found["controls"])
+    given = figures(journal.found)
+    with journal.stage("ablation"):
+        for index, order in enumerate(asked.orders.orders):
+            rest = asked.orders.without(order)
+            quiet = Journal(lambda entry: None)
+            try:
+                with asked.front_end.controlled(rest):
+                    _run_stages(dataclasses.replace(asked, orders=rest), quiet, None)
+                without = figures(quiet.found)
+                changed = differences(without, given)
+                if changed:
+                    detail = "" if without.refusal is None else f"refused without it: {first_line(without.refusal)}"
+                    effects[index] = _effect(order, changed, detail)
+                else:
+                    covered = (quiet.found.get("coverage"), journal.found.get("coverage"))
+                    reached = _reach(asked.subject, order) if order.target else None
+                    model = asked.subject.model
+                    why = cause_of_nothing(order, rest, asked.case.frontend, model, reached, without, covered)
+                    effects[index] = _effect(order, "none", why)
+                effects[index] = dataclasses.replace(effects[index], without=without)
+            except Exception as error:
+                effects[index] = _effect(
+                    order, None, f"not measured without it: {type(error).__name__}: {first_line(error)}"
+                )
+            # Should the next one end the process, this one is told.
+            journal.put(controls=tuple(effects))
+
+
+def _effect(order: Order, effect: Any, detail: str) -> ControlEffect:
+    told = order.instruction
+    target = told.target if told.value is None else f"{told.target}:{told.value}"
+    return ControlEffect(told.control, target, effect, detail)
+
+
+def _reach(subject: Subject, order: Order) -> Reach | None:
+    """Return how an eager run of the example comes by the piece of ``order``; None where it does not stand watching."""
+    assert order.target is not None
+    model, inputs = subject.fresh_model(), subject.fresh_inputs()
+    try:
+        with subject.grad_mode(), subject.hooks.call_context(0), contextlib.redirect_stdout(io.StringIO()):
+            return reach(order.target, model, lambda: model(*inputs.args, **inputs.kwargs))
+    except Exception:
+        return None
 
 
 def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: float) -> None:
@@ -263,8 +339,8 @@ def _reference(subject: Subject) -> None:
 
 def _capture(
     subject: Subject, lazy: bool, capture: CaptureFn, dump: Path | None
-) -> tuple[CaptureInfo | None, ErrorInfo | None, str | None]:
-    """Return the events of capturing, or why it was refused, and what a first call of the capture raised."""
+) -> tuple[CaptureInfo | None, ErrorInfo | None, str | None, list[str]]:
+    """Return the events of capturing, or why it was refused, what a first call of the capture raised, and notes."""
     model, inputs, again = subject.fresh_model(), subject.fresh_inputs(), subject.fresh_inputs()
     first_call = None
     with warnings.catch_warnings(record=True) as caught, subject.grad_mode():
@@ -279,7 +355,7 @@ def _capture(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return None, _refusal(error, model, "capture"), None
+            return None, _refusal(error, model, "capture"), None, []
         if not lazy:
             try:
                 _call(subject, made, again)
@@ -304,7 +380,7 @@ def _capture(
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
         dump=None if dump is None else f"{dump.parent.name}/{dump.name}",
     )
-    return info, None, first_call
+    return info, None, first_call, list(dict.fromkeys(events.notes))
 
 
 def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:

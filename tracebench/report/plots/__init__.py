@@ -12,6 +12,7 @@ from tracebench.record import Record
 from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
 from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
 from tracebench.report.plots.rounds import latency, latency_samples
+from tracebench.report.plots.settings import controls, setting_lines
 from tracebench.report.plots.speedups import speedup, speedup_bars, ticks
 from tracebench.report.plots.verdicts import probes, verdict_grid, verdicts
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FRONTEND_COLOURS",
     "PLOTS",
+    "controls",
     "coverage",
     "coverage_bars",
     "frontend_colours",
@@ -30,6 +32,7 @@ __all__ = [
     "outside_bars",
     "png",
     "probes",
+    "setting_lines",
     "short",
     "speedup",
     "speedup_bars",
@@ -45,6 +48,7 @@ PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
     "speedup": (speedup, "How much faster each capture is than eager, measured in alternating rounds."),
     "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
     "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
+    "controls": (controls, "What each setting of the controls costs in coverage and brings in speed."),
     "latency": (latency, "Every measured round of the case."),
 }
 
