@@ -412,6 +412,7 @@ def test_hooks_of_the_file_take_part() -> None:
         ("fx", "TraceError: symbolically traced variables cannot be used as inputs to control flow", "torch.where"),
         ("fx", "TraceError: Proxy object cannot be iterated. This can be", "fixed number"),
         ("jit_trace", "RuntimeError: Encountering a dict at the output of the tracer", "frontend.strict=false"),
+        ("jit_trace", "RuntimeError: Only tensors can be inputs to traced functions. Got float", "holds the value"),
         ("dynamo", "TorchRuntimeError: RuntimeError when making fake tensor call", "register_fake"),
         ("dynamo", "Unsupported: Data-dependent branching", "frontend.fullgraph=false"),
         ("hook", "UntapeableError: an output of type X", "tuples"),

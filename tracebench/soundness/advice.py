@@ -206,6 +206,12 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "jit_trace",
+        r"can be inputs to traced functions\. Got (?:int|float|bool|str|NoneType)",
+        "takes a Python value, and a trace takes tensors only",
+        "trace a small module that holds the value and passes it on, one trace for each value, or pass a tensor",
+    ),
+    Refusal(
+        "jit_trace",
         "cannot infer type of|Type '.*' cannot be traced|Only tensors and",
         "takes or returns what TorchScript has no type for",
         "take and return tensors in tuples, lists and dicts, and build other objects in the code that calls the model",
