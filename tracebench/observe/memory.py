@@ -30,6 +30,11 @@ from torch import nn
 
 from tracebench.observe.places import is_watched
 
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # a torch that has it elsewhere: facts are compared one by one
+    TensorGuards: Any = None  # type: ignore[no-redef]
+
 #: Stands for an attribute or key that is not there.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 _IMMUTABLE = (
@@ -119,9 +124,12 @@ class Memory:
         seen: set[tuple[int, int]] = set()
         for root in list(self.roots.values()):
             now = root.space.get(root.key, MISSING)
-            keys = [root.key]
-            if not self.same(root.value, now, seen, keys):
-                yield Change(root.name, _told(root.value, self), _told(now), root.met, tuple(keys))
+            inner: list[tuple[Any, Any, Any]] = []
+            if not self.same(root.value, now, seen, inner):
+                before, after = inner[0][1:] if inner else (root.value, now)
+                keys = [str(key) for key, _, _ in reversed(inner) if key is not None]
+                name = root.name + "".join(f"[{key!r}]" for key, _, _ in reversed(inner) if key is not None)
+                yield Change(name, _told(before, self), _told(after), root.met, (root.key, *keys))
         for key, tensor in self.tensors.items():
             if (now_facts := facts(tensor)) != self.facts[key]:
                 for name, before, now in zip(_FACTS, self.facts[key], now_facts, strict=True):
@@ -130,8 +138,13 @@ class Memory:
                         title = f"{name} of {root_of.name}" if root_of else f"{name} of a tensor"
                         yield Change(title, _plain(before), _plain(now), root_of.met if root_of else None)
 
-    def same(self, before: Any, now: Any, seen: set[tuple[int, int]] | None = None, keys: list[str] | None = None) -> bool:
-        """Whether ``now`` is what ``before`` was when it was met, though it may be another object of equal content."""
+    def same(
+        self, before: Any, now: Any, seen: set[tuple[int, int]] | None = None, trail: list[Any] | None = None
+    ) -> bool:
+        """Whether ``now`` is what ``before`` was when it was met, though it may be another object of equal content.
+
+        ``trail`` receives, from the innermost outward, (key, what was, what is) of what is not.
+        """
         seen = set() if seen is None else seen
         if (node := self.nodes.get(id(before))) is None:
             return before is now or _equal(before, now)
@@ -153,9 +166,9 @@ class Memory:
         if len(parts) != len(node.parts):
             return False
         for index, (old, new) in enumerate(zip(node.parts, parts, strict=True)):
-            if not self.same(old, new, seen, keys):
-                if keys is not None:
-                    keys += [str(part) for part in _named(node.parts, index)]
+            if not self.same(old, new, seen, trail):
+                if trail is not None:
+                    trail.append((_key(node, index), old, new))
                 seen.discard(pair)
                 return False
         return True
@@ -187,6 +200,7 @@ class Memory:
 
 
 _FACTS = ("shape", "stride", "dtype", "device", "layout", "requires_grad")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _FACTS_OF = operator.attrgetter("shape", "dtype", "device", "layout", "requires_grad")
 
 
@@ -366,10 +380,14 @@ def _equal(before: Any, now: Any) -> bool:
     return bool(before == now) or (before != before and now != now)
 
 
-def _named(parts: list[Any], index: int) -> list[Any]:
-    """Return the key that a part of a dict stands under."""
-    half = len(parts) // 2
-    return [parts[index - half]] if index >= half and isinstance(parts[index - half], str) else []
+def _key(node: _Node, index: int) -> Any:
+    """Return the key or index by which a part is reached; None if it has none."""
+    if isinstance(node.thing, (list, tuple)):
+        return index
+    half = len(node.parts) // 2
+    named = isinstance(node.thing, dict) or hasattr(node.thing, "__dict__")
+    key = node.parts[index - half] if named and index >= half else None
+    return key if isinstance(key, str) else None
 
 
 def _told(value: Any, memory: Memory | None = None) -> str:
@@ -392,6 +410,16 @@ def _plain(value: Any) -> str:
         text = " ".join(repr(value).split())
         return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
     return f"a {type(value).__name__}"
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+def _tensor_guards(tensors: list[torch.Tensor]) -> Any:
+    """Return torch's own check, in C++, of what tensors are like; it looks at requires_grad only with gradients on."""
+    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 class Watchdog:
@@ -425,10 +453,10 @@ class Watchdog:
             return False
         if any(node.read() != node.parts for node in self._digests):
             return False
-        tensors = self._tensors
         return (
-            list(map(_FACTS_OF, tensors)) == self._facts
-            and list(map(operator.call, self._strides)) == self._strides_then
+            list(map(_REQUIRES_GRAD, self._tensors)) == self._requires_grad
+            and (self._quick is None or self._quick.check(*self._strided))
+            and list(map(facts, self._others)) == self._facts
         )
 
     def _prepare(self) -> None:
@@ -464,10 +492,12 @@ class Watchdog:
         self._names = [frozenset(names) for _, names in absent.values()]
         self._absences = sum(map(len, self._names))
         self._tensors = list(memory.tensors.values())
-        self._facts = list(map(_FACTS_OF, self._tensors))
-        strided = [tensor for tensor in self._tensors if tensor.layout is torch.strided]
-        self._strides = [tensor.stride for tensor in strided]
-        self._strides_then = [tensor.stride() for tensor in strided]
+        self._requires_grad = list(map(_REQUIRES_GRAD, self._tensors))
+        self._strided = [tensor for tensor in self._tensors if _is_plain_tensor(tensor)] if TensorGuards else []
+        self._quick = _tensor_guards(self._strided) if self._strided else None
+        known = set(map(id, self._strided))
+        self._others = [tensor for tensor in self._tensors if id(tensor) not in known]
+        self._facts = list(map(facts, self._others))
 
     def _renew(self) -> None:
         before = self._memory

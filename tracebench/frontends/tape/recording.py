@@ -427,7 +427,11 @@ def _memory(tensor: torch.Tensor) -> int | None:
     """Say in which memory a tensor is; None if it has none of its own."""
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except RuntimeError:
+        # What a transform (vmap, grad) wraps.
+        return None
 
 
 def _is_assigned(node: fx.Node) -> bool:
