@@ -92,7 +92,9 @@ class HookConfig:
     """A tape of the ATen ops of one run."""
 
     name: str = _key("hook", "name of the front end")
-    on_guard_failure: str = _key("raise", "raise, or eager: run the model itself on a call that the tape does not hold for")
+    on_guard_failure: str = _key(
+        "raise", "raise, or eager: run the model itself on a call that the tape does not hold for"
+    )
 
 
 FRONT_END_SCHEMAS = {

@@ -72,13 +72,13 @@ class Hook:
         state = _state(model)
         signature = Signature.of(leaves, spec, state)
         settings = ambient.settings()
-        run = Run(model)
-        tape = Tape(model, run)
-        tape.placeholders(leaves)
-        with run.on(), _regions(tape, run, model, orders, marked=marked), tape.beside(), tape:
-            result = model(*inputs.args, **inputs.kwargs)
+        run, tape, result = _recorded(model, inputs, leaves, orders, marked=marked)
+        if run.effects and all(effect.lasting for effect in run.effects):
+            # What is made at the first call and kept (sizes, tables) is there at the second.
+            run, tape, result = _recorded(model, inputs, leaves, orders, marked=marked)
         _refuse(run)
-        if pytree.tree_flatten((tuple(inputs.args), dict(inputs.kwargs))) != (leaves, spec):
+        now, now_spec = pytree.tree_flatten((tuple(inputs.args), dict(inputs.kwargs)))
+        if now_spec != spec or list(map(id, now)) != list(map(id, leaves)):
             raise UntapeableError("the forward changes its arguments' containers, which a tape cannot repeat")
         if (after := ambient.settings()) != settings:
             raise UntapeableError(f"the forward leaves a setting changed: {ambient.difference(settings, after)}")
@@ -152,6 +152,18 @@ class _Guarded:
             raise
         finally:
             torch._C._set_grad_enabled(grad)
+
+
+def _recorded(
+    model: nn.Module, inputs: Inputs, leaves: list[Any], orders: Orders, *, marked: bool
+) -> tuple[Run, Tape, Any]:
+    """Run the model once under watch; return what was seen, the open tape and the result."""
+    run = Run(model)
+    tape = Tape(model, run)
+    tape.placeholders(leaves)
+    with run.on(), _regions(tape, run, model, orders, marked=marked), tape.beside(), tape:
+        result = model(*inputs.args, **inputs.kwargs)
+    return run, tape, result
 
 
 def _state(model: nn.Module) -> dict[int, str]:

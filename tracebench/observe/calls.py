@@ -38,7 +38,7 @@ _APPLY: CodeType | None = getattr(getattr(vars(Function)["apply"], "__func__", N
 #: Python functions of torch that are worth a look.
 CODES = frozenset({*_BACKWARD, *_HOOK, *([_APPLY] if _APPLY else [])})
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
-_RANDOM = random.random.__self__
+_RANDOM: Any = vars(random)["random"].__self__
 _EARLIER = "calls an autograd.Function by an apply that was taken earlier"
 
 
@@ -67,7 +67,9 @@ def effect_of(function: Any, frame: FrameType) -> str | None:
     if name in _DRAWS and owner is not _RANDOM and home in ("random", "_random"):
         # A generator of its own: what becomes of it shows in the memory.
         return None
-    if name in _DRAWS and (home in ("random", "_random", "posix", "nt", "_uuid") or module in ("posix", "nt", "_random")):
+    if name in _DRAWS and (
+        home in ("random", "_random", "posix", "nt", "_uuid") or module in ("posix", "nt", "_random")
+    ):
         return f"draws Python's random numbers ({name})"
     if name in ("print", "input", "open", "eval", "exec") and module in ("builtins", "io", "_io"):
         return None if name in ("eval", "exec") else f"calls {name}"

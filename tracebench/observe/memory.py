@@ -419,7 +419,10 @@ def _is_plain_tensor(tensor: torch.Tensor) -> bool:
 def _tensor_guards(tensors: list[torch.Tensor]) -> Any:
     """Return torch's own check, in C++, of what tensors are like; it looks at requires_grad only with gradients on."""
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
-    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    make: Any = TensorGuards
+    if make is None or not tensors:
+        return None
+    return make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 class Watchdog:
@@ -493,9 +496,9 @@ class Watchdog:
         self._absences = sum(map(len, self._names))
         self._tensors = list(memory.tensors.values())
         self._requires_grad = list(map(_REQUIRES_GRAD, self._tensors))
-        self._strided = [tensor for tensor in self._tensors if _is_plain_tensor(tensor)] if TensorGuards else []
-        self._quick = _tensor_guards(self._strided) if self._strided else None
-        known = set(map(id, self._strided))
+        self._strided = [tensor for tensor in self._tensors if _is_plain_tensor(tensor)]
+        self._quick = _tensor_guards(self._strided)
+        known = set(map(id, self._strided)) if self._quick is not None else set()
         self._others = [tensor for tensor in self._tensors if id(tensor) not in known]
         self._facts = list(map(facts, self._others))
 

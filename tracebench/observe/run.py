@@ -47,6 +47,8 @@ class Effect:
 
     what: str
     place: Place | None
+    #: Whether it left something of the memory changed, which another run may find settled.
+    lasting: bool = False
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Run:
         self._alive: list[Any] = []
         self._read: set[tuple[int, str]] = set()
         self._lines: dict[tuple[CodeType, int], None] = {}
+        self._at: Place | None = None
         self._closures: set[CodeType] = set()
         self._writes: dict[tuple[int, str], Place | None] = {}
         self.memory.opaque = self._opaque
@@ -94,7 +97,7 @@ class Run:
                 where = self._line_naming("random", called=True)
                 self.effects.append(Effect(f"draws {name} random numbers", where))
         for change in self.memory.changes():
-            self.effects.append(Effect(f"changes {change.name}", self._where(change)))
+            self.effects.append(Effect(f"changes {change.name}", self._where(change), lasting=True))
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -126,7 +129,7 @@ class Run:
                 self._note_write(module, name, sys._getframe(1))
             original_del(module, name)
 
-        nn.Module.__getattribute__ = __getattribute__  # type: ignore[method-assign]
+        nn.Module.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
         nn.Module.__setattr__ = __setattr__  # type: ignore[method-assign,assignment]
         nn.Module.__delattr__ = __delattr__  # type: ignore[method-assign]
         try:
@@ -148,7 +151,7 @@ class Run:
 
             return call
 
-        builtins.__import__, importlib.import_module = map(quietly, before)
+        builtins.__import__, importlib.import_module = quietly(before[0]), quietly(before[1])
         try:
             yield
         finally:
@@ -177,6 +180,7 @@ class Run:
             self._meet(module, key, place(frame))
 
     def _meet(self, module: nn.Module, name: str, where: Place | None) -> None:
+        self._at = where
         space = object.__getattribute__(module, "__dict__")
         title = self._name(module, name)
         if name in space:
@@ -222,7 +226,7 @@ class Run:
     def _line(self, frame: FrameType) -> None:
         """Note the globals and closures that a line reads, before it runs for the first time."""
         code, space = frame.f_code, frame.f_globals
-        where = (code.co_filename, frame.f_lineno)
+        self._at = where = (code.co_filename, frame.f_lineno)
         for name in _globals_at(code).get(frame.f_lineno, ()):
             if name in ("environ", "getenv"):
                 self.memory.meet(os.environ, vars(os.environ), "_data", "the environment", where)
@@ -254,7 +258,9 @@ class Run:
         """Meet the function that runs ``code``, unless it is met by its name or is made within the run."""
         if any(code in outer.co_consts for outer in {outer for outer, _ in self._lines}):
             return
-        if any(isinstance(node.thing, FunctionType) and node.thing.__code__ is code for node in self.memory.nodes.values()):
+        if any(
+            isinstance(node.thing, FunctionType) and node.thing.__code__ is code for node in self.memory.nodes.values()
+        ):
             return
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
@@ -273,7 +279,9 @@ class Run:
 
     def _opaque(self, thing: Any) -> None:
         kind = type(thing)
-        self.effects.append(Effect(f"reads an object of type {kind.__module__}.{kind.__qualname__}, unseen inside", None))
+        self.effects.append(
+            Effect(f"reads an object of type {kind.__module__}.{kind.__qualname__}, unseen inside", None)
+        )
 
     def _where(self, change: Change) -> Place | None:
         """Return the line that made a change: of an attribute exactly, of what is inside a container by its source."""

@@ -244,7 +244,7 @@ _OTHER = Refusal(
 )
 
 #: What a tape's guards on arguments say, as opposed to those on values.
-ARGUMENT_GUARD = re.compile(r"GuardError: (argument \d|the arguments have|the same tensor was)")
+ARGUMENT_GUARD = re.compile(r"GuardError: (argument \d|the arguments have|the same tensor was|other arguments share)")
 TAPE_ADVICE = (
     "make one tape for each kind of argument (shape, strides, dtype, structure); torch.compile captures again by itself"
 )

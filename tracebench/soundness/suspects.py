@@ -22,10 +22,10 @@ from torch import nn
 
 from tracebench.failures import first_line
 from tracebench.frontends.base import Capture, Inputs
+from tracebench.observe.codelines import Line, line_at
 from tracebench.record import Explanation, Suspect
 from tracebench.soundness.advice import ARGUMENT_GUARD, KINDS, TAPE_ADVICE, refusal
 from tracebench.soundness.calls import Call, plan
-from tracebench.observe.codelines import Line, line_at
 from tracebench.soundness.globals import Globals
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.runs import Target, run

@@ -11,9 +11,8 @@ import torch
 
 from tracebench.frontends.tape.errors import GuardError
 
-_DEVICES = tuple(
-    dict.fromkeys(["cpu", *([torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else [])])  # type: ignore[union-attr]
-)
+_ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+_DEVICES = ("cpu",) if _ACCELERATOR is None else ("cpu", _ACCELERATOR.type)
 _NAMES = (
     "grad mode",
     "inference mode",

@@ -186,6 +186,7 @@ class Tape(TorchDispatchMode):
 
     def _stand_ins(self) -> Iterator[tuple[Any, str, Any]]:
         run, base = self._run, _BASE
+        grad_of: Any = vars(base)["grad"]
 
         def tolist(tensor: torch.Tensor) -> Any:
             if not run.paused:
@@ -203,7 +204,7 @@ class Tape(TorchDispatchMode):
         def gradient(tensor: torch.Tensor) -> Any:
             if not run.paused and is_watched(sys._getframe(1).f_code.co_filename):
                 run.effects.append(Effect("reads a gradient", place(sys._getframe(1))))
-            return base.grad.__get__(tensor)  # type: ignore[attr-defined]
+            return grad_of.__get__(tensor)
 
         def setter(name: str) -> Callable[[torch.Tensor, Any], None]:
             def assign(tensor: torch.Tensor, value: Any) -> None:
@@ -353,8 +354,9 @@ class Tape(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in self._nodes:
-            name = self._attributes.get(id(value))
-            if name is None:
+            if id(value) in self._attributes:
+                name = self._attributes[id(value)]
+            else:
                 known = literal or id(value) in self._run.memory.tensors
                 if not known and _memory(value) in self._memory:
                     raise UntapeableError(
