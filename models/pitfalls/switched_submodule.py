@@ -1,7 +1,7 @@
 """A submodule chosen by an attribute stays the one that was chosen at capture time.
 
-What happens: the third and fourth call select other adapters. jit.trace and fx go on with the first one and say nothing;
-Dynamo captures once for each adapter; the hook's tape raises.
+What happens: the third and fourth call select other adapters. jit.trace and fx go on with the first one and say
+nothing; Dynamo captures once for each adapter; the hook's tape raises.
 Why: the attribute is read by Python while capturing and only the layer found goes into the graph. Dynamo and the
 hook guard the attribute.
 What to do instead: capture once for each adapter and pick among the captures, or stack the adapters' weights and pick

@@ -42,6 +42,8 @@ _READERS: tuple[tuple[Any, str], ...] = (
     (torch, "ctc_loss"),
     *((torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
 )
+#: Arguments of batch norms, which write them without saying so.
+_RUNNING = ("running_mean", "running_var")
 _BASE = torch._C.TensorBase
 
 
@@ -415,8 +417,11 @@ def _argument_names(func: Any) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _written(func: Any) -> tuple[int, ...]:
     """Return which arguments an op writes."""
-    arguments = func._schema.arguments
-    return tuple(i for i, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write)
+    return tuple(
+        index
+        for index, one in enumerate(func._schema.arguments)
+        if (one.alias_info is not None and one.alias_info.is_write) or one.name in _RUNNING
+    )
 
 
 def _versions(args: Any, kwargs: Any) -> list[tuple[torch.Tensor, int]]:
