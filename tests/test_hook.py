@@ -323,6 +323,21 @@ def test_what_c_code_reads_is_checked() -> None:
         made.call(X, torch.tensor([2]))
 
 
+def root(model: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.linalg.cholesky(x)  # root
+    except torch.linalg.LinAlgError:
+        return x * 0
+
+
+def test_an_op_that_failed_must_fail_again() -> None:
+    made = tape(Of(root), -torch.eye(2))
+    assert torch.equal(made.call(-2 * torch.eye(2)), torch.zeros(2, 2))
+    with pytest.raises(GuardError, match=rf"LinAlgError at .*:{line_of('root')} on tape, no error now"):
+        made.call(torch.eye(2))
+    assert torch.equal(tape(Of(root), -torch.eye(2), on="eager").call(torch.eye(2)), torch.eye(2))
+
+
 def test_a_bool_that_an_op_returns_is_checked() -> None:
     made = tape(Of(lambda m, x, y: x if torch.equal(x, y) else y), X, X.clone())
     with pytest.raises(GuardError, match="True on tape, False now"):
@@ -459,6 +474,15 @@ def dlpack(model: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x.detach()))  # dlpack
 
 
+def draws_anew(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + random.Random().random()  # draws_anew
+
+
+def writes_past(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.__dict__["kept"] = x * 2  # writes_past
+    return x
+
+
 def seeds(model: Any, x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(3)  # seeds
     return x + torch.rand(3)
@@ -512,6 +536,8 @@ REFUSED: dict[Any, str] = {
     pointer: "memory out of torch",
     storage_of: "memory out of torch",
     dlpack: "memory out of torch",
+    draws_anew: "random numbers",
+    writes_past: "changes attribute __dict__",
     seeds: "sets a random generator",
     hooks_gradient: "has gradients watched",
     runs_backward: "computes gradients",

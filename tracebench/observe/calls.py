@@ -25,7 +25,7 @@ _OUTSIDE = {
 _DRAWS = {"random", "getrandbits", "randbytes", "seed", "setstate", "urandom", "uuid4", "generate_time_safe"}
 _FOREIGN = {
     "numpy", "data_ptr", "untyped_storage", "storage", "_to_dlpack", "to_dlpack", "_to_dlpack_versioned",
-    "_typed_storage", "share_memory_", "set_data",
+    "_typed_storage", "share_memory_", "set_data", "storage_offset",
 }  # fmt: skip
 _GENERATOR = {"manual_seed", "set_state", "seed", "graphsafe_set_state", "set_offset"}
 _GRADIENTS = {"retain_grad", "register_hook", "register_prehook"}
@@ -55,7 +55,7 @@ def effect_of(function: Any, frame: FrameType) -> str | None:
     if isinstance(owner, torch.Generator):
         return f"sets a random generator ({name})" if name in _GENERATOR else None
     if isinstance(owner, torch.Tensor) or module.startswith("torch"):
-        if name in _FOREIGN:
+        if name in _FOREIGN and (name != "storage_offset" or _asked_by_user(frame)):
             return f"takes a tensor's memory out of torch ({name})"
         return "has gradients watched by Python (" + name + ")" if name in _GRADIENTS else None
     if name in _GRADIENTS and home.startswith(("torch", "builtins")) and isinstance(owner, torch.autograd.graph.Node):
@@ -65,8 +65,9 @@ def effect_of(function: Any, frame: FrameType) -> str | None:
     if name in _CLOCKS and (home in ("time", "datetime") or module in ("time", "datetime")):
         return f"asks the clock ({name})"
     if name in _DRAWS and owner is not _RANDOM and home in ("random", "_random"):
-        # A generator of its own: what becomes of it shows in the memory.
-        return None
+        # A generator of its own: what becomes of it shows in the memory, but not what it begins with by itself.
+        begins = name == "seed" and frame.f_code.co_name == "seed" and frame.f_locals.get("a", name) is None
+        return "draws random numbers from a generator without a seed" if begins else None
     if name in _DRAWS and (
         home in ("random", "_random", "posix", "nt", "_uuid") or module in ("posix", "nt", "_random")
     ):

@@ -278,7 +278,7 @@ def _class(thing: type) -> _Node | None:
     names = [name for name in vars(thing) if not name.startswith("__") and name != "_abc_impl"]
 
     def read() -> list[Any]:
-        return [vars(thing).get(name, MISSING) for name in names]
+        return [*thing.__bases__, *(vars(thing).get(name, MISSING) for name in names)]
 
     return _made(thing, read, (_getter(names, vars(thing)),) if names else ())
 

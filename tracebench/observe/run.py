@@ -176,8 +176,10 @@ class Run:
         self._meet(module, name, place(frame))
 
     def _note_all(self, module: nn.Module, frame: FrameType) -> None:
-        for key in list(object.__getattribute__(module, "__dict__")):
-            self._meet(module, key, place(frame))
+        space = object.__getattribute__(module, "__dict__")
+        held = {"all": space}
+        self._alive.append(held)
+        self.memory.meet(held, held, "all", self._name(module, "__dict__"), place(frame))
 
     def _meet(self, module: nn.Module, name: str, where: Place | None) -> None:
         self._at = where
@@ -239,6 +241,10 @@ class Run:
                     self._module(value, code.co_names, where, 0)
                 continue
             self.memory.meet(space, space, name, f"global {name}", where)
+        for name in _imports_at(code).get(frame.f_lineno, ()):
+            found = sys.modules.get(name)
+            if found is not None and is_watched(getattr(found, "__file__", None) or "<"):
+                self._module(found, code.co_names, where, 0)
         if code.co_freevars and code not in self._closures:
             self._closures.add(code)
             self._closure(code, where)
@@ -319,6 +325,17 @@ def _globals_at(code: CodeType) -> dict[int, tuple[str, ...]]:
         ):
             found.setdefault(line, {})[instruction.argval] = None
     return {number: tuple(names) for number, names in found.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_at(code: CodeType) -> dict[int, tuple[str, ...]]:
+    """Return the names of modules by line of ``code`` that imports them."""
+    found: dict[int, tuple[str, ...]] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and instruction.positions is not None:
+            line = instruction.positions.lineno or code.co_firstlineno
+            found[line] = (*found.get(line, ()), instruction.argval)
+    return found
 
 
 def _python_randomness() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tracebench.frontends.tape.errors import GuardError
 
-_FIELDS = ("shape", "stride", "dtype", "device", "layout", "requires_grad", "type")
+_FIELDS = ("shape", "stride", "dtype", "device", "layout", "requires_grad", "type", "conjugate or negative view")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Signature:
 def _signature(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         stride = leaf.stride() if leaf.layout is torch.strided else None
-        return (leaf.shape, stride, leaf.dtype, leaf.device, leaf.layout, leaf.requires_grad, type(leaf))
+        lazy = (leaf.is_conj(), leaf.is_neg())
+        return (leaf.shape, stride, leaf.dtype, leaf.device, leaf.layout, leaf.requires_grad, type(leaf), lazy)
     # NaN equals itself by its text, and 0.0 is not -0.0.
     return (type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf)
 

@@ -49,6 +49,31 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data
 
 
+class MustFail:
+    """An op that raised on tape, for the forward to catch: it must raise at each call."""
+
+    def __init__(self, op: Any, error: type[Exception], location: str) -> None:
+        self._op = op
+        self._error = error
+        self._location = location
+        self.__name__ = self.__qualname__ = "must_fail"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the op.
+
+        Raises:
+            GuardError: it raises nothing, or something else than on tape.
+        """
+        try:
+            self._op(*args, **kwargs)
+        except Exception as error:
+            if type(error) is self._error:
+                return
+            raise GuardError(f"{self._error.__name__} at {self._location} on tape, {error!r} now") from error
+        raise GuardError(f"{self._error.__name__} at {self._location} on tape, no error now")
+
+
 # Without outputs of their own, guards would be removed as dead code.
 for _check_function in (same_value, same_list, same_shapes):
     fx.node.has_side_effect(_check_function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from tracebench.frontends.base import describe_constant
 from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, python_kind, training_flag
 from tracebench.frontends.form import Form, NotPlainError
 from tracebench.frontends.tape.ambient import Casting
-from tracebench.frontends.tape.checks import data_of, same_list, same_shapes, same_value
+from tracebench.frontends.tape.checks import MustFail, data_of, same_list, same_shapes, same_value
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.places import is_watched, place, spelled
@@ -52,6 +53,8 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, run: Run) -> None:
         super().__init__()
+        # What modes import when they are first used, and what looks at the attributes of tensors as it is imported.
+        importlib.import_module("torch._dynamo")
         self.constants: list[Constant] = []
         self.fixed: list[Specialisation] = []
         self.guards = 0
@@ -125,7 +128,15 @@ class Tape(TorchDispatchMode):
         literal = func is _LIFT
         taped_args, taped_kwargs = pytree.tree_map(functools.partial(self._argument, literal=literal), (args, kwargs))
         versions = _versions(args, kwargs) if func.namespace not in ("aten", "prims", "prim") else []
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            # The forward may catch it; another call must fail here, too.
+            must_fail = MustFail(func, type(error), spelled(place(frame)))
+            self._graph.call_function(must_fail, taped_args, taped_kwargs)
+            self._history.append(("guard", None))
+            self.guards += 1
+            raise
         if literal:
             # A literal: replaying the lift itself would hand out one tensor again and again.
             func = _CLONE
