@@ -452,7 +452,12 @@ def sets_class(model: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def keeps_tensor(model: Any, x: torch.Tensor) -> torch.Tensor:
-    model.last = x * 2  # keeps_tensor
+    model.last = x * 2 if model.last is None else model.last + x  # keeps_tensor
+    return x
+
+
+def keeps_list(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.last = [x * 2]  # keeps_list
     return x
 
 
@@ -532,6 +537,7 @@ REFUSED: dict[Any, str] = {
     sets_global: "changes global CALLS",
     sets_class: r"changes (global Tally|class attribute Tally\.total)",
     keeps_tensor: "changes attribute last",
+    keeps_list: "changes attribute last",
     numpy_of: "memory out of torch",
     pointer: "memory out of torch",
     storage_of: "memory out of torch",
@@ -676,6 +682,36 @@ def test_writing_the_same_again_is_no_effect() -> None:
     made = tape(model, X)
     assert torch.equal(made.call(X), X * 2)
     assert model.shape == X.shape
+
+
+def test_what_is_assigned_unread_is_assigned_anew() -> None:
+    def function(model: Any, x: torch.Tensor) -> torch.Tensor:
+        model.last = model.linear(x)
+        model.rows = x.shape[0]
+        return model.last * 2
+
+    model = Of(function, last=None, rows=0)
+    made = tape(model, X)
+    model.last, model.rows = None, 7
+    found = made.call(X + 1)
+    assert model.rows == 2
+    assert torch.equal(model.last, model.linear(X + 1))
+    assert torch.equal(model.last * 2, found)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_torch_computes_at_each_call() -> None:
+    model = nn.utils.weight_norm(nn.Linear(3, 3))
+    made = tape(model, X)
+    with torch.no_grad():
+        model.weight_g.mul_(2)
+    found = made.call(X)
+    assert torch.equal(found, model(X))
+
+
+def test_modules_made_in_the_forward_are_no_state() -> None:
+    model = Of(lambda m, x: nn.Softmax(dim=-1)(nn.LeakyReLU(0.5)(m.linear(x))))
+    assert torch.equal(tape(model, X).call(X), model(X))
 
 
 def test_only_user_code_is_held_to_its_prints_and_clocks() -> None:

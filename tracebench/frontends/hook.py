@@ -77,13 +77,15 @@ class Hook:
             # What is made at the first call and kept (sizes, tables) is there at the second.
             run, tape, result = _recorded(model, inputs, leaves, orders, marked=marked)
         _refuse(run)
+        writes = run.writes
         now, now_spec = pytree.tree_flatten((tuple(inputs.args), dict(inputs.kwargs)))
         if now_spec != spec or list(map(id, now)) != list(map(id, leaves)):
             raise UntapeableError("the forward changes its arguments' containers, which a tape cannot repeat")
         if (after := ambient.settings()) != settings:
             raise UntapeableError(f"the forward leaves a setting changed: {ambient.difference(settings, after)}")
         outputs, output_spec = pytree.tree_flatten(result)
-        graph = tape.finish(outputs)
+        graph = tape.finish([*outputs, *(write.value for write in writes)])
+        returned = len(outputs)
         dog = Watchdog(run.memory)
         events = Events(
             leaves=True,
@@ -104,7 +106,9 @@ class Hook:
                 if self.on_guard_failure != "eager" or isinstance(error, _TooLate):
                     raise
             else:
-                return pytree.tree_unflatten(outputs, output_spec)
+                for write, value in zip(writes, outputs[returned:], strict=True):
+                    write.again(value)
+                return pytree.tree_unflatten(outputs[:returned], output_spec)
             return model(*args, **kwargs)
 
         return Capture(call=call, module=model, events=events)
@@ -163,6 +167,8 @@ def _recorded(
     tape.placeholders(leaves)
     with run.on(), _regions(tape, run, model, orders, marked=marked), tape.beside(), tape:
         result = model(*inputs.args, **inputs.kwargs)
+    # What a tape can return can be assigned anew after each of its runs.
+    run.effects += [write.effect for write in run.writes if not tape.can_return(write.value)]
     return run, tape, result
 
 

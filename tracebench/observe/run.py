@@ -26,7 +26,7 @@ from torch import nn
 
 from tracebench.observe import calls
 from tracebench.observe.codelines import line_at
-from tracebench.observe.memory import Change, Memory, is_user_class
+from tracebench.observe.memory import MISSING, Change, Memory, is_user_class
 from tracebench.observe.places import Place, is_watched, place
 
 _HOLDERS = ("_parameters", "_buffers", "_modules")
@@ -51,6 +51,25 @@ class Effect:
     lasting: bool = False
 
 
+@dataclass(frozen=True)
+class Write:
+    """An attribute of a module that a run assigned without having read it before."""
+
+    module: nn.Module
+    name: str
+    #: What it is to a run that cannot do it again.
+    effect: Effect
+
+    @property
+    def value(self) -> Any:
+        """What was assigned last; ``MISSING`` where that is no plain attribute."""
+        return object.__getattribute__(self.module, "__dict__").get(self.name, MISSING)
+
+    def again(self, value: Any) -> None:
+        """Assign anew."""
+        object.__getattribute__(self.module, "__dict__")[self.name] = value
+
+
 @dataclass
 class Run:
     """One run under watch. ``effects`` are complete once ``on()`` has ended."""
@@ -58,6 +77,8 @@ class Run:
     model: nn.Module
     memory: Memory = field(default_factory=Memory)
     effects: list[Effect] = field(default_factory=list)
+    #: Assignments that whoever replays the run may make anew. The memory does not hold what they replaced.
+    writes: list[Write] = field(default_factory=list)
     #: While true, nothing is noted: what runs is run at each call anyway.
     paused: bool = False
 
@@ -68,6 +89,9 @@ class Run:
         self._lines: dict[tuple[CodeType, int], None] = {}
         self._at: Place | None = None
         self._closures: set[CodeType] = set()
+        #: None for what was read before it was assigned.
+        self._assigned: dict[tuple[int, str], nn.Module | None] = {}
+        self._made: dict[int, nn.Module] = {}
         self._writes: dict[tuple[int, str], Place | None] = {}
         self.memory.opaque = self._opaque
 
@@ -96,8 +120,15 @@ class Run:
             if state != randomness[name] and not any("random" in effect.what for effect in self.effects):
                 where = self._line_naming("random", called=True)
                 self.effects.append(Effect(f"draws {name} random numbers", where))
-        for change in self.memory.changes():
-            self.effects.append(Effect(f"changes {change.name}", self._where(change), lasting=True))
+        for change in list(self.memory.changes()):
+            effect = Effect(f"changes {change.name}", self._where(change), lasting=True)
+            assigned = next((key for key in self._assigned if change.name == self._root_name(key)), None)
+            module = None if assigned is None else self._assigned[assigned]
+            if assigned is None or module is None:
+                self.effects.append(effect)
+            else:
+                self.writes.append(Write(module, assigned[1], effect))
+                del self.memory.roots[assigned]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -110,34 +141,43 @@ class Run:
 
     @contextlib.contextmanager
     def _attributes(self) -> Iterator[None]:
-        original_set, original_del = nn.Module.__setattr__, nn.Module.__delattr__
+        original_set, original_del, original_init = nn.Module.__setattr__, nn.Module.__delattr__, nn.Module.__init__
+        made = self._made
         get = object.__getattribute__
         read = self._read
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
-            if (id(module), name) not in read and not self.paused:
+            if (id(module), name) not in read and not self.paused and id(module) not in made:
                 self._note_read(module, name, sys._getframe(1))
             return get(module, name)
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
-            if not self.paused:
+            if not self.paused and id(module) not in made:
                 self._note_write(module, name, sys._getframe(1))
             original_set(module, name, value)
 
         def __delattr__(module: nn.Module, name: str) -> None:
-            if not self.paused:
+            if not self.paused and id(module) not in made:
                 self._note_write(module, name, sys._getframe(1))
             original_del(module, name)
+
+        def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            # A module that the run makes is no state of the model.
+            if id(module) not in self._paths:
+                made[id(module)] = module
+            original_init(module, *args, **kwargs)
 
         nn.Module.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
         nn.Module.__setattr__ = __setattr__  # type: ignore[method-assign,assignment]
         nn.Module.__delattr__ = __delattr__  # type: ignore[method-assign]
+        nn.Module.__init__ = __init__  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = original_set  # type: ignore[method-assign]
             nn.Module.__delattr__ = original_del  # type: ignore[method-assign]
+            nn.Module.__init__ = original_init  # type: ignore[method-assign]
 
     @contextlib.contextmanager
     def _imports(self) -> Iterator[None]:
@@ -207,10 +247,13 @@ class Run:
 
     def _note_write(self, module: nn.Module, name: str, frame: FrameType) -> None:
         where = place(frame)
-        self._writes[id(module), name] = where
-        for key in (name, *_HOLDERS):
-            self._read.add((id(module), key))
-            self._meet(module, key, where)
+        key = (id(module), name)
+        self._writes[key] = where
+        if key not in self._assigned:
+            self._assigned[key] = None if key in self._read else module
+        for one in (name, *_HOLDERS):
+            self._read.add((id(module), one))
+            self._meet(module, one, where)
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.paused or not is_watched(frame.f_code.co_filename):
@@ -291,17 +334,20 @@ class Run:
 
     def _where(self, change: Change) -> Place | None:
         """Return the line that made a change: of an attribute exactly, of what is inside a container by its source."""
-        for (owner, key), where in self._writes.items():
-            root = self.memory.roots.get((owner, key))
-            if root is not None and root.name == change.name:
+        for key, where in self._writes.items():
+            if self._root_name(key) == change.name:
                 return where
-        for key in reversed(change.keys):
-            if (where := self._line_naming(key)) is not None:
+        for name in reversed(change.keys):
+            if (where := self._line_naming(name)) is not None:
                 return where
-        for key in reversed(change.keys):
-            if (where := self._line_naming(key, called=True)) is not None:
+        for name in reversed(change.keys):
+            if (where := self._line_naming(name, called=True)) is not None:
                 return where
         return change.met
+
+    def _root_name(self, key: tuple[int, str]) -> str | None:
+        root = self.memory.roots.get(key)
+        return None if root is None else root.name
 
     def _line_naming(self, name: str, *, called: bool = False) -> Place | None:
         """Return the executed line that changes what goes by ``name``, or (``called``) that calls something on it."""

@@ -84,6 +84,10 @@ class Tape(TorchDispatchMode):
                 self._note(leaf, node)
                 self._own(leaf, index)
 
+    def can_return(self, value: Any) -> bool:
+        """Whether the tape could return ``value``: a tensor that it holds, or what never changes."""
+        return isinstance(value, PLAIN) or id(value) in self._nodes
+
     def finish(self, outputs: list[Any]) -> fx.GraphModule:
         """Close the tape: its graph returns ``outputs`` as a flat list.
 
