@@ -216,6 +216,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "uses what TorchScript cannot hold (function transforms, nested tensors, torch.cond)",
         "capture with torch.compile, or apply the transform outside, to the captured model",
     ),
+    Refusal("hook", "takes a tensor's memory out of torch", "takes a tensor's memory out of torch", _OP),
+    Refusal("hook", "changes (attribute|class attribute|global)", "changes what outlives the call", _BUFFER),
+    Refusal("hook", "which a tape cannot repeat", "does what is no op", _EFFECT),
     Refusal(
         "hook",
         "UntapeableError|no rule registered|HigherOrderOperator",
