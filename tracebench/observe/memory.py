@@ -412,6 +412,9 @@ def _plain(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+_END = (object(),)
+
+
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
 
@@ -432,7 +435,7 @@ class Watchdog:
         self._memory = memory
         self._prepare()
         #: How many values are checked at each call.
-        self.size = len(self._ids) + len(self._empty) + self._absences + len(self._digests)
+        self.size = len(self._held) - 1 + len(self._empty) + self._absences + len(self._digests)
         self.size += len(memory.tensors) * len(_FACTS)
 
     def check(self) -> Change | None:
@@ -449,10 +452,12 @@ class Watchdog:
         if any(self._empty):
             return False
         try:
-            now = tuple(map(id, itertools.chain.from_iterable(map(operator.call, self._readers))))
+            now = itertools.chain(itertools.chain.from_iterable(map(operator.call, self._readers)), _END)
+            if not all(map(operator.is_, now, self._held)):
+                return False
         except (KeyError, AttributeError, ValueError, RuntimeError):
             return False
-        if now != self._ids or not all(map(operator.call, self._absent, self._names)):
+        if not all(map(operator.call, self._absent, self._names)):
             return False
         if any(node.read() != node.parts for node in self._digests):
             return False
@@ -474,10 +479,10 @@ class Watchdog:
                 names.append(root.key)
                 values.append(root.value)
         readers: list[Callable[[], Iterable[Any]]] = []
-        ids: list[int] = []
+        held: list[Any] = []
         for space, names, values in spaces.values():
             readers.append(_getter(names, space))
-            ids += map(id, values if len(values) > 1 else values * 2)
+            held += values if len(values) > 1 else values * 2
         self._empty: list[Any] = []
         self._digests = []
         for node in memory.nodes.values():
@@ -488,9 +493,10 @@ class Watchdog:
             elif not isinstance(node.thing, (tuple, frozenset)):
                 for read in node.quick:
                     readers.append(read)
-                    ids += map(id, read())
+                    held += read()
         self._readers = readers
-        self._ids = tuple(ids)
+        # Read until the end and no further: one more or less of anything meets it too late or too early.
+        self._held = (*held, *_END)
         self._absent = [space.keys().isdisjoint for space, _ in absent.values()]
         self._names = [frozenset(names) for _, names in absent.values()]
         self._absences = sum(map(len, self._names))
