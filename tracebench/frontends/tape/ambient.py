@@ -75,7 +75,6 @@ def without_autocast() -> Iterator[None]:
 class Casting:
     """What autocast does on each device, for Python that is run within a tape."""
 
-    grad: bool
     enabled: tuple[bool, ...]
     dtypes: tuple[torch.dtype, ...]
 
@@ -83,16 +82,17 @@ class Casting:
     def now(cls) -> Casting:
         """Return what holds now."""
         return cls(
-            torch.is_grad_enabled(),
             tuple(map(torch.is_autocast_enabled, _DEVICES)),
             tuple(map(torch.get_autocast_dtype, _DEVICES)),
         )
+
+    def __bool__(self) -> bool:
+        return any(self.enabled)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Have it hold within the context."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad))
             for device, enabled, dtype in zip(_DEVICES, self.enabled, self.dtypes, strict=True):
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))

@@ -395,13 +395,17 @@ class _Region:
         self._run = run
         self._inputs = inputs
         self._outputs = outputs
-        self._casting = casting
+        # A tape runs with autocast off, whatever the caller's is.
+        self._casting = casting if casting else None
         self.__name__ = self.__qualname__ = getattr(run, "__name__", "region")
         self.__module__ = __name__
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = self._inputs.join(tensors)
-        with self._casting.on():
+        if self._casting:
+            with self._casting.on():
+                found = self._run(*args, **kwargs)
+        else:
             found = self._run(*args, **kwargs)
         outputs, results = Form.split(found, "a result")
         if outputs != self._outputs:
