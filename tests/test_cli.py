@@ -53,6 +53,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["frontend=jit_trace", "frontend.fullgraph=true"], ["unknown key 'frontend.fullgraph'", "check_trace"]),
         (["+extra=1"], ["unknown key 'extra'", "batch_size"]),
         (["+frontend.extra=1"], ["unknown key 'frontend.extra'", "frontend.dynamic"]),
+        (["frontend=hook", "frontend.on_guard_failure=eagre"], ["on_guard_failure", "Did you mean: eager"]),
         (["frontend.name=other"], ["unknown front end 'other'", "dynamo, eager, fx, hook, jit_trace"]),
         (["batch_size=many"], ["batch_size=many", "could not be converted to Integer"]),
         (["batch_size=0"], ["batch_size=0 must be greater than 0"]),

@@ -23,6 +23,11 @@ def capture(name: str, model: nn.Module, *args: object, executor: str = "replay"
         return make_front_end(name, options).capture(model, Inputs(args), make_executor(executor, for_verdict=True))
 
 
+def tape(model: nn.Module, *args: object) -> Capture:
+    """Return the hook's capture in the grad mode of the caller, which a tape holds for."""
+    return make_front_end("hook", {}).capture(model, Inputs(args), make_executor("replay", for_verdict=True))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +242,7 @@ class Value(nn.Module):
 
 
 def test_hook_raises_where_a_value_took_another_branch() -> None:
-    made = capture("hook", Value(), torch.ones(3))
+    made = tape(Value(), torch.ones(3))
     assert torch.equal(made.call(torch.ones(3)), torch.full((3,), 2.0))
     with pytest.raises(GuardError, match=r"test_frontends\.py:\d+: True on tape, False now"):
         made.call(-torch.ones(3))
@@ -249,7 +254,7 @@ class Selected(nn.Module):
 
 
 def test_hook_raises_where_a_size_depends_on_values() -> None:
-    made = capture("hook", Selected(), torch.tensor([1.0, -1.0]))
+    made = tape(Selected(), torch.tensor([1.0, -1.0]))
     assert made.call(torch.tensor([3.0, -1.0])) == 3
     with pytest.raises(GuardError, match="a size depends on values"):
         made.call(torch.tensor([3.0, 1.0]))
@@ -266,7 +271,7 @@ def test_hook_raises_where_a_size_depends_on_values() -> None:
     ],
 )
 def test_hook_raises_on_another_signature(other: object, said: str) -> None:
-    made = capture("hook", nn.Linear(4, 4), torch.randn(2, 4))
+    made = tape(nn.Linear(4, 4), torch.randn(2, 4))
     with pytest.raises(GuardError, match=said):
         made.call(other)
 
@@ -277,7 +282,7 @@ class Add(nn.Module):
 
 
 def test_hook_raises_when_arguments_are_the_same_tensor_only_now() -> None:
-    made = capture("hook", Add(), torch.zeros(2), torch.zeros(2))
+    made = tape(Add(), torch.zeros(2), torch.zeros(2))
     assert torch.equal(made.call(torch.ones(2), torch.ones(2)), torch.full((2,), 3.0))
     same = torch.ones(2)
     with pytest.raises(GuardError, match="same tensor"):
@@ -292,7 +297,7 @@ class Literal(nn.Module):
 
 
 def test_hook_replays_a_literal_anew_and_reports_it() -> None:
-    made = capture("hook", Literal(), torch.zeros(2))
+    made = tape(Literal(), torch.zeros(2))
     for _ in range(2):
         assert torch.equal(made.call(torch.ones(2)), torch.tensor([2.0, 3.0]))
     [constant] = made.events.constants
@@ -314,11 +319,11 @@ class Odd(nn.Module):
 
 def test_hook_refuses_an_output_it_would_bake() -> None:
     with pytest.raises(UntapeableError, match="type set"):
-        capture("hook", Odd(), torch.zeros(2))
+        tape(Odd(), torch.zeros(2))
 
 
 def test_hook_tapes_random_ops_as_ops() -> None:
-    made = capture("hook", nn.Dropout(0.5).train(), torch.ones(64))
+    made = tape(nn.Dropout(0.5).train(), torch.ones(64))
     torch.manual_seed(1)
     found = made.call(torch.ones(64))
     torch.manual_seed(1)
@@ -334,7 +339,7 @@ class Split(nn.Module):
 
 def test_hook_keeps_views_and_input_mutation() -> None:
     x, y = torch.arange(4.0), torch.arange(4.0)
-    made = capture("hook", Split(), torch.ones(4))
+    made = tape(Split(), torch.ones(4))
     found, expected = made.call(x), Split()(y)
     assert torch.equal(x, y)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

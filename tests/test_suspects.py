@@ -238,7 +238,6 @@ KNOWN: list[tuple[str, str, Callable[[], Subject], str]] = [
     ("item", "hook", lambda: both(Item(), ROW, ROW * 5), "4.0 on the example, 20.0 now"),
     ("size", "jit_trace", lambda: both(Size(), torch.ones(2, 4), torch.ones(3, 4)), "the tracer warned"),
     ("counter", "fx", lambda: both(Counter(), ROW), "self.calls"),
-    ("counter", "hook", lambda: both(Counter(), ROW), "self.calls"),
     ("global", "fx", lambda: both(Global(), ROW, hooks=GRAIN), "1.0 on the example, 2.0 now"),
     ("global", "hook", lambda: both(Global(), ROW, hooks=GRAIN), "reads SETTINGS['gain']"),
     ("writes global", "jit_trace", lambda: both(WritesGlobal(), ROW), "changes CALLS"),
@@ -247,9 +246,9 @@ KNOWN: list[tuple[str, str, Callable[[], Subject], str]] = [
     ("asks", "jit_trace", lambda: both(Asks(), ROW), "asks whether it is being captured"),
     ("asks", "dynamo", lambda: both(Asks(), ROW), "asks whether it is being captured"),
     ("draws", "fx", lambda: both(Draws(), ROW), "draws random numbers"),
-    ("draws in python", "hook", lambda: both(DrawsInPython(), ROW), "not torch's"),
+    ("draws in python", "fx", lambda: both(DrawsInPython(), ROW), "not torch's"),
     ("in place", "fx", lambda: both(InPlace(), ROW), "changes a tensor in place"),
-    ("no grad", "hook", lambda: both(NoGrad(), torch.ones(2, 4), mode="training"), "switches gradients"),
+    ("no grad", "fx", lambda: both(NoGrad(), torch.ones(2, 4), mode="training"), "switches gradients"),
     ("generator", "jit_trace", lambda: both(Generator(), torch.ones(2, 4)), "another path"),
     ("raises", "jit_trace", lambda: both(Catches(), torch.eye(3)), "raises"),
     ("raises", "dynamo", lambda: both(Catches(), torch.eye(3)), "raises"),
@@ -382,7 +381,7 @@ def test_the_subject_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> No
     tested = both(
         model, ROW, hooks=Hooks(observe=observe_calls, between=gain, reset=lambda m: SETTINGS.update(gain=1.0))
     )
-    explained("hook", tested)
+    explained("fx", tested)
     explained("jit_trace", both(Prints(), ROW))
     assert (model.calls, CALLS, SETTINGS) == (0, 0, {"gain": 1.0})
     assert capsys.readouterr().out == ""
@@ -401,7 +400,7 @@ def test_hooks_of_the_file_take_part() -> None:
         model.calls = 7 * i
 
     tested = both(Counter(), ROW, hooks=Hooks(between=between, call_context=context))
-    found = explained("hook", tested)
+    found = explained("fx", tested)
     assert "changes calls" in first(found).what
     assert set(seen) >= {0, 1}
 
@@ -415,6 +414,7 @@ def test_hooks_of_the_file_take_part() -> None:
         ("jit_trace", "RuntimeError: Only tensors can be inputs to traced functions. Got float", "holds the value"),
         ("dynamo", "TorchRuntimeError: RuntimeError when making fake tensor call", "register_fake"),
         ("dynamo", "Unsupported: Data-dependent branching", "frontend.fullgraph=false"),
+        ("hook", "UntapeableError: the forward calls print at a.py:3, which a tape cannot repeat", "return the values"),
         ("hook", "UntapeableError: an output of type X", "tuples"),
         ("hook", "MemoryError: what no pattern knows", "one by one"),
     ],
@@ -454,6 +454,7 @@ PITFALLS = {
     "layout_dependent_view jit_trace": "if images.is_contiguous(memory_format=torch.channels_last):",
     "memoised_statistics jit_trace": "if self.deviation is None:",
     "numpy_inside fx": "ranked = torch.from_numpy(np.sort(x.numpy()))",
+    "cache_position hook": "self.position += 1",
     "raw_data_pointer hook": "to, start = ctypes.c_void_p(target.data_ptr()), ctypes.c_void_p(source.data_ptr())",
     "star_arguments jit_trace": "for term in terms:",
     "state_of_batch_size jit_trace": "state = torch.zeros(len(x), 4)",

@@ -65,6 +65,7 @@ class DynamoConfig:
 
 
 ON_REFUSAL = ("refuse", "exclude")
+ON_GUARD_FAILURE = ("raise", "eager")
 _ON_REFUSAL = "refuse, or exclude: leave to Python the submodules that refuse, and capture the rest"
 
 
@@ -91,6 +92,9 @@ class HookConfig:
     """A tape of the ATen ops of one run."""
 
     name: str = _key("hook", "name of the front end")
+    on_guard_failure: str = _key(
+        "raise", "raise, or eager: run the model itself on a call that the tape does not hold for"
+    )
 
 
 FRONT_END_SCHEMAS = {
@@ -268,6 +272,8 @@ def to_request(config: Any) -> Request:
             raise RequestError(f"soundness.{name} must not be negative; 0 turns it off.")
     if "on_refusal" in plain["frontend"]:
         _one_of("frontend.on_refusal", plain["frontend"]["on_refusal"], ON_REFUSAL)
+    if "on_guard_failure" in plain["frontend"]:
+        _one_of("frontend.on_guard_failure", plain["frontend"]["on_guard_failure"], ON_GUARD_FAILURE)
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")

@@ -1,9 +1,10 @@
 """A key-value cache with a Python position writes to one and the same slot for ever.
 
-What happens: each call adds a token's key to a buffer and attends to all keys so far. fx and a tape of ops write every
-token to the first slot and never look past it; jit.trace refuses; Dynamo captures again for every position.
+What happens: each call adds a token's key to a buffer and attends to all keys so far. fx writes every
+token to the first slot and never looks past it; jit.trace and the hook refuse; Dynamo captures again for every
+position.
 Why: a position that slices is a constant of the graph. jit.trace finds out only because its own check runs forward
-again, one position further on.
+again, one position further on; the hook sees the attribute written.
 What to do instead: keep the position in a tensor, write with index_copy_ into the whole buffer and hide what is not
 written yet with masked_fill. Then all but fx, which runs ops on buffers while tracing, are right.
 """
@@ -11,7 +12,7 @@ written yet with masked_fill. Then all but fx, which runs ops on buffers while t
 import torch
 from torch import nn
 
-EXPECT = {"dynamo": "sound", "jit_trace": "refused", "fx": "unsound", "hook": "unsound"}
+EXPECT = {"dynamo": "sound", "jit_trace": "refused", "fx": "unsound", "hook": "refused"}
 
 
 class CachedAttention(nn.Module):

@@ -1,7 +1,7 @@
 """What numpy computes inside forward is a constant to everyone who watches torch.
 
-What happens: A layer sorts with numpy and goes on with torch. The trace and the tape return the example's sorted values
-for every input.
+What happens: A layer sorts with numpy and goes on with torch. The trace returns the example's sorted values for every
+input; the hook refuses.
 Why: x.numpy() hands the memory to another library. What comes back through torch.from_numpy is a new tensor of unknown
 origin, so it is kept as it is.
 What to do instead: Use torch.sort and the like. Where it must be numpy, make the function an operator with
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 # Dynamo translates numpy calls to torch. fx hands numpy a proxy, which numpy cannot read.
-EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "refused", "hook": "unsound"}
+EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "refused", "hook": "refused"}
 
 
 class SortedDifference(nn.Module):

@@ -1,7 +1,7 @@
 """Printing from a loop in forward happens while capturing only, or keeps the loop out of the graph.
 
-What happens: eager reports the mean after each layer on every call. jit.trace, fx and a tape of ops print during the
-capture (fx prints a Proxy) and never again. Dynamo prints each time, but captures nothing of the loop.
+What happens: eager reports the mean after each layer on every call. jit.trace and fx print during the capture
+(fx prints a Proxy) and never again. The hook refuses. Dynamo prints each time, but captures nothing of the loop.
 Why: print is Python and no op, so a static graph cannot hold it. Dynamo has to leave the graph to print, and cannot
 resume in the middle of a loop, so it skips the whole frame.
 What to do instead: return the values and print outside, or add print to
@@ -11,7 +11,7 @@ torch._dynamo.config.reorderable_logging_functions, so that Dynamo prints after 
 import torch
 from torch import nn
 
-EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "unsound", "hook": "unsound"}
+EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "unsound", "hook": "refused"}
 
 
 class Chatty(nn.Module):

@@ -1,7 +1,7 @@
 """A buffer that forward assigns anew, instead of changing it in place, stands still in a graph.
 
-What happens: eager counts its steps and divides by them. jit.trace and a tape of ops compute the first step again and
-again, fx divides by the 0 from before the first step; the buffer itself never changes.
+What happens: eager counts its steps and divides by them. jit.trace computes the first step again and again, fx
+divides by the 0 from before the first step; the buffer itself never changes. The hook refuses.
 Why: assigning an attribute is Python and leaves nothing in the graph. fx moreover ran the addition on the real buffer
 while tracing and kept what came out as a constant. Dynamo replays the assignment.
 What to do instead: count in place with self.steps.add_(1), which is an op that jit.trace and a tape keep. For fx, pass
@@ -11,7 +11,7 @@ the buffer as an input and return the new value.
 import torch
 from torch import nn
 
-EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "unsound", "hook": "unsound"}
+EXPECT = {"dynamo": "sound", "jit_trace": "unsound", "fx": "unsound", "hook": "refused"}
 
 
 class Counted(nn.Module):

@@ -1,9 +1,9 @@
 """A layer that is unfrozen after the capture goes on without gradients.
 
 What happens: while the backbone is frozen, forward detaches its output to save work. From the third call on it is
-trainable, but the captures of jit.trace and the tape still detach, and it never learns.
+trainable, but the capture of jit.trace still detaches, and it never learns; the hook's tape raises.
 Why: requires_grad was read by Python while capturing, and detach is in the graph. Dynamo guards it (torch 2.11 may
-miss the change); in fx the answer is a Proxy, which cannot decide a branch.
+miss the change), and so does the hook; in fx the answer is a Proxy, which cannot decide a branch.
 What to do instead: capture again after freezing or unfreezing, or leave the detach out: autograd skips frozen
 parameters by itself.
 """
@@ -14,7 +14,7 @@ from torch import nn
 MODE = "training"
 # Torch 2.11 skips the guards of parameters while the dicts that hold them are the same objects
 # (torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags), and misses the change; 2.14 does not.
-EXPECT = {"dynamo": ("sound", "unsound"), "jit_trace": "unsound", "fx": "refused", "hook": "unsound"}
+EXPECT = {"dynamo": ("sound", "unsound"), "jit_trace": "unsound", "fx": "refused", "hook": "restricted"}
 
 
 class FineTuned(nn.Module):

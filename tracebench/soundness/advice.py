@@ -222,6 +222,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "uses what TorchScript cannot hold (function transforms, nested tensors, torch.cond)",
         "capture with torch.compile, or apply the transform outside, to the captured model",
     ),
+    Refusal("hook", "takes a tensor's memory out of torch", "takes a tensor's memory out of torch", _OP),
+    Refusal("hook", "changes (attribute|class attribute|global)", "changes what outlives the call", _BUFFER),
+    Refusal("hook", "which a tape cannot repeat", "does what is no op", _EFFECT),
     Refusal(
         "hook",
         "UntapeableError|no rule registered|HigherOrderOperator",
@@ -250,7 +253,7 @@ _OTHER = Refusal(
 )
 
 #: What a tape's guards on arguments say, as opposed to those on values.
-ARGUMENT_GUARD = re.compile(r"GuardError: (argument \d|the arguments have|the same tensor was)")
+ARGUMENT_GUARD = re.compile(r"GuardError: (argument \d|the arguments have|the same tensor was|other arguments share)")
 TAPE_ADVICE = (
     "make one tape for each kind of argument (shape, strides, dtype, structure); torch.compile captures again by itself"
 )

@@ -22,10 +22,10 @@ from torch import nn
 
 from tracebench.failures import first_line
 from tracebench.frontends.base import Capture, Inputs
+from tracebench.observe.codelines import Line, line_at
 from tracebench.record import Explanation, Suspect
 from tracebench.soundness.advice import ARGUMENT_GUARD, KINDS, TAPE_ADVICE, refusal
 from tracebench.soundness.calls import Call, plan
-from tracebench.soundness.codelines import Line, line_at
 from tracebench.soundness.globals import Globals
 from tracebench.soundness.numerics import exact_numerics
 from tracebench.soundness.runs import Target, run
@@ -42,6 +42,7 @@ _ASPECT = re.compile(
     r"(?:^|\. )(?:side effect \((?P<effect>[\w ]+)\)|(?P<aspect>output|input mutation|state|attribute|alias|grad)\b)"
 )
 _GUARD = re.compile(r"GuardError: (?P<what>.+) at (?P<file>.+?):(?P<line>\d+): ")
+_UNTAPEABLE = re.compile(r"the forward (?P<what>.+) at (?P<file>.+?):(?P<line>\d+), which a tape cannot repeat")
 #: A counter of torchvision's own use, which is not kept while capturing.
 _COUNTER = "_log_api_usage_once"
 
@@ -170,6 +171,8 @@ class _Search:
             found += _with_traits(again, ("python draws", "clock", "writes"), rank=5)
             return self._ranked(found, [example, again])
         known = refusal(self.fault.front_end, self.fault.detail)
+        if told := _UNTAPEABLE.search(self.fault.detail):
+            return Explanation((_suspect(told["file"], int(told["line"]), told["what"]),), known.helps)
         places = [(file, int(line)) for file, line in _FRAME.findall(f"{self.fault.traceback}\n{self.fault.detail}")]
         if self.fault.location is not None:
             file, _, line = self.fault.location.rpartition(":")

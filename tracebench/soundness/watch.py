@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tracebench.soundness.codelines import Chain, line_at, spelled
+from tracebench.observe.codelines import Chain, line_at, spelled
 from tracebench.userlocation import is_user_file
 
 #: Events that are kept of one call; a call of a large model has some 10^5.
