@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import random
 import sys
@@ -760,3 +761,26 @@ def test_models_that_a_tape_holds_are_not_refused(name: str) -> None:
         expected, found = model(given), made.call(given)
     pairs = zip(pytree_leaves(expected), pytree_leaves(found), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def makes_garbage(model: Any, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(50):
+        cycle: list[Any] = []
+        cycle.append(cycle)
+    return x * 2
+
+
+def test_what_runs_as_garbage_is_collected_is_not_the_forwards() -> None:
+    def looks_at_the_clock(phase: str, info: dict[str, int]) -> None:
+        time.perf_counter()
+
+    before = gc.get_threshold()
+    gc.callbacks.append(looks_at_the_clock)
+    gc.set_threshold(5)
+    try:
+        capture = tape(Of(makes_garbage), torch.ones(2))
+        assert gc.isenabled()
+        assert torch.equal(capture.call(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(looks_at_the_clock)

@@ -108,7 +108,7 @@ class Run:
             # By type(self) an attribute of the class is reached unseen.
             for key in [key for key in vars(kind) if not key.startswith("__") and key != "_abc_impl"]:
                 self.memory.meet(kind, vars(kind), key, f"class attribute {kind.__qualname__}.{key}", None)
-        with self._attributes(), self._imports():
+        with self._attributes(), self._imports(), _no_collection():
             sys.settrace(self._enter)
             sys.setprofile(self._profile)
             try:
@@ -382,6 +382,18 @@ def _imports_at(code: CodeType) -> dict[int, tuple[str, ...]]:
             line = instruction.positions.lineno or code.co_firstlineno
             found[line] = (*found.get(line, ()), instruction.argval)
     return found
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within the context no garbage is collected: what runs then, finalizers and callbacks, is not the forward's."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _python_randomness() -> dict[str, Any]:
