@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
+#: What is kept as it is, beside tensors.
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 
 
 class NotPlainError(RuntimeError):
@@ -34,7 +35,7 @@ class Form:
         """
         leaves, spec = pytree.tree_flatten(value)
         for leaf in leaves:
-            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+            if not isinstance(leaf, (torch.Tensor, *PLAIN)):
                 raise NotPlainError(f"{what} of type {type(leaf).__name__} cannot go from a graph to Python and back")
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         plain = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)

@@ -23,10 +23,11 @@ from tracebench.controls.orders import NO_ORDERS, Orders, rebound, stand_in_forw
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, unsaved
 from tracebench.frontends.fixed import merged
+from tracebench.frontends.form import PLAIN
 from tracebench.frontends.tape import ambient
 from tracebench.frontends.tape.arguments import Signature
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
-from tracebench.frontends.tape.recording import PLAIN, Tape
+from tracebench.frontends.tape.recording import Tape
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.memory import MISSING, Watchdog
 from tracebench.observe.places import spelled

@@ -227,14 +227,10 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
 
     return pandas.DataFrame(
         {
-            name: pandas.Series([column.get(record) for record in records], dtype=_dtype(column))
+            name: pandas.Series([column.get(record) for record in records], dtype=column.dtype)
             for name, column in COLUMNS.items()
         }
     )
-
-
-def _dtype(column: Column) -> Any:
-    return column.dtype
 
 
 def csv(records: Sequence[Record]) -> str:

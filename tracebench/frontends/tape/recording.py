@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.frontends.base import describe_constant
 from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, python_kind, training_flag
-from tracebench.frontends.form import Form, NotPlainError
+from tracebench.frontends.form import PLAIN, Form, NotPlainError
 from tracebench.frontends.tape.ambient import Casting
 from tracebench.frontends.tape.checks import MustFail, data_of, same_list, same_shapes, same_value
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
@@ -29,7 +29,6 @@ from tracebench.observe.run import Effect, Run
 from tracebench.record import Constant, Specialisation
 from tracebench.userlocation import caller_location
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _CLONE = torch.ops.aten.clone.default
 _ASSIGN = (torch.ops.aten.fill_.Tensor, torch.ops.aten.index_put_.default)
@@ -188,7 +187,7 @@ class Tape(TorchDispatchMode):
     def _region(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._set_grad(torch.is_grad_enabled())
         form, tensors = Form.split((args, kwargs), "an argument")
-        taped = self._argument_list(tensors)
+        taped = [self._argument(tensor) for tensor in tensors]
         casting = Casting.now()
         with self._paused():
             results = run(*args, **kwargs)
@@ -300,9 +299,6 @@ class Tape(TorchDispatchMode):
         if enabled != self._grad:
             self._graph.call_function(torch._C._set_grad_enabled, (enabled,))
             self._grad = enabled
-
-    def _argument_list(self, tensors: list[torch.Tensor]) -> list[Any]:
-        return [self._argument(tensor) for tensor in tensors]
 
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
