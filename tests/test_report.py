@@ -30,6 +30,7 @@ from tracebench.report import (
     load_records,
     plots,
     render_table,
+    tally,
     text,
     webpage,
 )
@@ -206,6 +207,31 @@ def test_means_do_not_mix_training_and_inference() -> None:
     records = [make.record(f"m{index}", "fx", mode=mode) for index in range(2) for mode in ("training", "inference")]
     groups = [mean.group for mean in facts.geometric_means(records)]
     assert groups == ["fx with replay training", "fx with replay inference"]
+
+
+# --- by front end ----------------------------------------------------------------------------------------------------
+
+
+def test_the_tally_counts_what_each_front_end_captures() -> None:
+    endings = {"hook": ("sound", "restricted", "refused"), "fx": ("unsound", "refused", "timeout")}
+    records = [make.record(f"m{i}", name, end) for name, ends in endings.items() for i, end in enumerate(ends)]
+    records.append(make.record("m0", "eager"))
+    found = {one.group: (one.cases, one.captured, one.usable) for one in tally.tallies(records)}
+    assert found == {"hook": (3, 2, 2), "fx": (3, 1, 0)}
+    table = render_table(records)
+    heading = "front end  cases  captured  never silently wrong  sound  restricted  unsound  refused  timeout"
+    assert heading in table
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    assert "hook 3 2 2 1 1 0 1 0" in lines
+    assert "fx 3 1 0 0 0 1 1 1" in lines
+    assert "By front end" in webpage.page(records, "title")
+
+
+def test_the_tally_does_not_mix_settings_and_is_left_out_where_it_compares_nothing() -> None:
+    records = [make.record(f"m{i}", "fx", mode=mode) for i in range(2) for mode in ("training", "inference")]
+    assert [(one.group, one.cases) for one in tally.tallies(records)] == [("fx, training", 2), ("fx, inference", 2)]
+    assert tally.tallies([make.record("m", name) for name in ("fx", "hook")]) == []
+    assert tally.tallies([make.record(f"m{i}", "fx") for i in range(2)]) == []
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

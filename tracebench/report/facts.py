@@ -68,7 +68,7 @@ class Names:
             own = axis == "batch_size" and clean(case.get("model") or "") not in self.batches
             # Inference is what one assumes; training is said.
             if not own and not (axis == "mode" and case.get(axis) == "inference"):
-                told.append(controls(case) if axis == "controls" else _value(axis, case.get(axis)))
+                told.append(setting(axis, case))
         return ", ".join(told)
 
     def column(self, record: Record) -> str:
@@ -131,10 +131,13 @@ def controls(case: Mapping[str, Any]) -> str:
     return clean(case.get("controls_preset") or mapping(asked)) if asked else "no controls"
 
 
-def _value(axis: str, value: Any) -> str:
-    if value is None:
+def setting(axis: str, case: Mapping[str, Any]) -> str:
+    """Return what a case sets a part of it to, as it is named in a row."""
+    if axis == "controls":
+        return controls(case)
+    if case.get(axis) is None:
         return f"no {axis.replace('_', ' ')}"
-    return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(value)
+    return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(case[axis])
 
 
 def shared(records: Sequence[Record], axis: str) -> str | None:

@@ -17,6 +17,7 @@ from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
 from tracebench.report.controls import controls_table
 from tracebench.report.outside import outside_table
+from tracebench.report.tally import tally_table
 from tracebench.report.text import cells, clean, pad, plural, some, wrap
 from tracebench.status import OUTCOMES
 
@@ -94,6 +95,7 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
         _list("notes", _notes(records, naming), width),
         _list("timing warnings", _timing(records, naming), width),
         _list("unexpected", facts.surprises(records, naming), width),
+        tally_table(records, width),
         _list("agreement with what the model files expect", facts.agreement(records), width),
         _list("geometric mean speedup", facts.means(records), width),
         wrap(facts.counts(records), width),

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
-from tracebench.report import controls, facts, outside
+from tracebench.report import controls, facts, outside, tally
 from tracebench.report.columns import COLUMNS
 from tracebench.report.text import clean, milliseconds, percent
 from tracebench.status import OUTCOMES
@@ -80,6 +80,7 @@ def page(
         _section("Cases", _cases(records, naming)),
         _section("Why", _bullets(reasons)),
         _section("Unexpected", _bullets(facts.surprises(records, naming))),
+        _section("By front end", _grid(*_tally(records))),
         _section("Agreement with what the model files expect", _bullets(facts.agreement(records))),
         _section("Geometric mean speedup", _bullets(facts.means(records))),
         _section("Plots", "".join(_plot(name, *plot) for name, plot in (plots or {}).items())),
@@ -140,6 +141,11 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
     table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
     return f'{table}<p class="faint">{marks}</p><ul class="faint">{legend}</ul>'
+
+
+def _tally(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    rows = tally.grid(records)
+    return (rows[0], rows[1:]) if rows else ([], [])
 
 
 def _plot(name: str, picture: bytes, caption: str) -> str:
