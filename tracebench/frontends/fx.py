@@ -54,7 +54,7 @@ class Fx:
             return _trace(model, module, holes, executor, orders, marked=marked)
 
         if self.on_refusal == "exclude":
-            return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
+            return capture_excluding(model, inputs, trace, holes=not executor.compiles, marked=marked)
         return capture_of(trace(model, inputs), marked=marked)
 
 
