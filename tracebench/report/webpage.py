@@ -13,8 +13,8 @@ from html import escape
 from typing import Any
 
 from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
-from tracebench.report import controls, facts, outside
-from tracebench.report.columns import COLUMNS
+from tracebench.report import controls, facts, gains, outside
+from tracebench.report.columns import COLUMNS, beside
 from tracebench.report.text import clean, milliseconds, percent
 from tracebench.status import OUTCOMES
 
@@ -78,6 +78,7 @@ def page(
         f"<p>{_e(facts.counts(records))}</p>",
         _section("Problems with this report", _bullets(problems)),
         _section("Cases", _cases(records, naming)),
+        _section("Front-end cost and compiler gain", _gains(records)),
         _section("Why", _bullets(reasons)),
         _section("Unexpected", _bullets(facts.surprises(records, naming))),
         _section("Agreement with what the model files expect", _bullets(facts.agreement(records))),
@@ -140,6 +141,15 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
     table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
     return f'{table}<p class="faint">{marks}</p><ul class="faint">{legend}</ul>'
+
+
+def _gains(records: Sequence[Record]) -> str:
+    found = gains.gains(records)
+    names = gains.naming(found)
+    rows = [(names.full(gain.replay), *gains.cells_of(gain), "; ".join(gains.remarks(gain))) for gain in found]
+    meaning = "cost: replay against eager; gain: the executor against replay; n.s.: not significantly different from 1"
+    table = _grid(("case", *gains.HEADINGS, ""), rows)
+    return f'{table}<p class="faint">{meaning}</p>' if table else ""
 
 
 def _plot(name: str, picture: bytes, caption: str) -> str:
@@ -403,7 +413,7 @@ def _unit(value: float | None, unit: str) -> str | None:
 
 
 def _columns() -> str:
-    rows = [(column.name, column.unit, column.meaning) for column in COLUMNS.values()]
+    rows = [(column.name, column.unit, column.meaning) for column in (COLUMNS | beside([])).values()]
     return f"<details><summary>names, units, meanings</summary>{_grid(('column', 'unit', 'meaning'), rows)}</details>"
 
 
