@@ -463,7 +463,7 @@ def test_cuda_graphs_on_a_gpu(frontend: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_random_numbers_go_on_under_cuda_graphs() -> None:
     model = nn.Dropout(0.5).cuda().train()
-    call = CudaGraphs(CudaRecorder()).wrap(model)
+    call = CudaGraphs(CudaRecorder(torch.device("cuda"))).wrap(model)
     with torch.no_grad():
         x = torch.ones(64, device="cuda")
         torch.manual_seed(0)

@@ -56,4 +56,4 @@ def make_executor(
             f"executor.cuda_graphs needs an NVIDIA GPU; the device is {device.type}. Leave it out, or give device=cuda "
             "on a machine that has one."
         )
-    return CudaGraphs(CudaRecorder(), tell=tell)
+    return CudaGraphs(CudaRecorder(device), tell=tell)

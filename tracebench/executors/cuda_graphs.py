@@ -56,13 +56,14 @@ class CudaRecorder:
 
     device_type = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream: torch.cuda.Stream | None = None
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
         """Run on a side stream, as recording will."""
-        self._stream = self._stream or torch.cuda.Stream()
-        main = torch.cuda.current_stream()
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
             result = run()
@@ -78,7 +79,7 @@ class CudaRecorder:
         # Casts that autocast keeps lie in memory that is freed before the replay, or would in the graph's.
         torch.clear_autocast_cache()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.device(self._device), torch.cuda.graph(graph):
                 result = run()
         finally:
             torch.clear_autocast_cache()

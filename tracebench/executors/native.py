@@ -32,7 +32,7 @@ def native(front_end: str, device: torch.device, *, for_verdict: bool, tell: Tel
         case "fx":
             tell("native under fx is the code that fx generates: the same as executor=replay")
         case "hook" if device.type == "cuda":
-            return CudaGraphs(CudaRecorder(), "native", tell)
+            return CudaGraphs(CudaRecorder(device), "native", tell)
         case "hook":
             tell(f"native under hook is replay under CUDA graphs; there are none on {device.type}: the same as replay")
     return Replay("native", tell)

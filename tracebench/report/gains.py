@@ -141,10 +141,7 @@ def remarks(gain: Gain) -> list[str]:
     """Return what the figures of a row are to be read with."""
     said = []
     if gain.eager is not None and not 1 / ALIKE <= gain.eager <= ALIKE:
-        said.append(
-            f"eager took {gain.eager:.2f} times as long beside {facts.executor(gain.record.case)} as beside replay, "
-            "so the gain is in doubt; run both again on a quiet machine"
-        )
+        said.append(f"gain in doubt: eager itself took {gain.eager:.2f} times as long as beside replay")
     for side in (gain.record, gain.replay):
         if side.throughput is not None and (word := facts.word(side).name) not in (*facts.USABLE, "no verdict"):
             said.append(f"{facts.executor(side.case)} is {word}")
@@ -171,4 +168,6 @@ def gains_table(records: Sequence[Record], width: int) -> list[str]:
         lines += [line] if fits else wrap(f"{row[0]}: {told}", width, "    ", "      ")
         for remark in remarks(gain):
             lines += wrap(clean(remark), width, "      ", "        ")
+    if any("gain in doubt" in remark for gain in found for remark in remarks(gain)):
+        lines += wrap("(gain in doubt: run both cases again, on a machine left to them)", width)
     return lines
