@@ -235,8 +235,8 @@ def test_replays_from_the_third_call_of_a_signature_on() -> None:
     assert (case.recorder.recorded, case.recorder.replayed) == (1, 6 - WARM_UP_CALLS)
     assert case.executor.compilations == 1
     assert set(case.notes) == {
-        "under CUDA graphs: a call copies 1.2e-05 MB of inputs in and 1.2e-05 MB of outputs out, "
-        "which is part of its time"
+        "under CUDA graphs: a call looks where 2 parameters and buffers lie and "
+        "copies 1.2e-05 MB of inputs in and 1.2e-05 MB of outputs out, as part of its time"
     }
     for _ in range(3):
         assert case(torch.zeros(2, 3)).shape == (2, 3)

@@ -143,7 +143,8 @@ class _Graphed:
             known.refused = True
             self._executor.tell(f"no CUDA graph: {type(error).__name__}: {str(error).splitlines()[0]}")
             return self._module(*args, **kwargs)
-        self._executor.tell(f"under CUDA graphs: a call {known.recording.cost()}, which is part of its time")
+        looks = f"looks where {len(tensors)} parameters and buffers lie"
+        self._executor.tell(f"under CUDA graphs: a call {looks} and {known.recording.cost()}, as part of its time")
         return known.recording.replay(leaves, first=True)
 
     def _known(self, signature: Any, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> _Signature:
