@@ -72,9 +72,19 @@ class Inductor:
         """Compile a module that is one graph, at its first call and whenever the inputs' signature changes."""
         if isinstance(module, torch.jit.ScriptModule):
             return _CompiledScript(module, self)
-        # Dynamo is handed a module that is already one graph; fullgraph turns any break in it into an error.
-        compiled: Callable[..., Any] = torch.compile(module, backend=self.lower, fullgraph=True)
+        # Dynamo is handed a module that is already one graph; fullgraph turns any break in it into an error, but for
+        # those around what the front end was told to leave to Python.
+        whole = not _leaves_to_python(module)
+        compiled: Callable[..., Any] = torch.compile(module, backend=self.lower, fullgraph=whole)
         return compiled
+
+
+def _leaves_to_python(module: nn.Module) -> bool:
+    """Whether a graph calls what Dynamo was told not to look into."""
+    called = [part.forward for part in module.modules() if "forward" in vars(part)]
+    if isinstance(module, fx.GraphModule):
+        called += [node.target for node in module.graph.nodes if node.op == "call_function"]
+    return any(getattr(function, "_torchdynamo_disable", False) for function in called)
 
 
 def _patches(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:

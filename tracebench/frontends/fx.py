@@ -64,6 +64,9 @@ def _trace(
     """Trace ``module``, which is ``model`` or a part of it."""
 
     def leave(run: Callable[..., Any]) -> Callable[..., Any]:
+        if executor.compiles:
+            # Or the compiler would look into it.
+            run = torch.compiler.disable(run)
         return regions.outside(run) if marked else run
 
     tracer = _Tracer()

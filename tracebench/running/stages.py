@@ -104,7 +104,8 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     journal.put(controls=tuple(_effect(order, None, why) for order in orders.orders))
     if case.frontend == "eager" and (case.executor != "replay" or case.executor_settings):
         journal.note("frontend=eager has no graphs, so the executor has nothing to run")
-    if _executor(case).compiles and case.frontend != "dynamo" and orders.of("disable", "opaque"):
+    looked_into = {"dynamo": (), "fx": ("opaque",)}.get(case.frontend, ("disable", "opaque"))
+    if _executor(case).compiles and looked_into and orders.of(*looked_into):
         journal.note(
             f"executor {case.executor} compiles through the pieces that controls keep apart in the graphs of "
             f"{case.frontend}: verdict and speed are of code that holds them, coverage is of the graphs as captured"
