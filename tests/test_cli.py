@@ -46,7 +46,22 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["model=resnet5O"], ["unknown model choice 'resnet5O'", "Did you mean: resnet50", "vit_b_16", "--help"]),
         (["frontend=dinamo"], ["unknown frontend choice 'dinamo'", "Did you mean: dynamo", "jit_trace"]),
-        (["executor=native"], ["unknown executor choice 'native'", "inductor, replay"]),
+        (["executor=nativ"], ["unknown executor choice 'nativ'", "Did you mean: native", "inductor, native, replay"]),
+        (
+            ["executor=inductor", "executor.mode=max-tune"],
+            ["unknown executor.mode 'max-tune'", "Did you mean: max-autotune"],
+        ),
+        (["executor.mode=max-autotune"], ["a setting of executor=inductor, not of replay", "executor=inductor."]),
+        (
+            ["executor=inductor", "executor.options.max_autotun=true"],
+            ["unknown executor option 'max_autotun'", "Did you mean: max_autotune", "list_options"],
+        ),
+        (
+            ["executor=inductor", "executor.options={triton: {cudagraph: 1}}"],
+            ["triton.cudagraph'", "triton.cudagraphs"],
+        ),
+        (["executor=inductor", "executor.cuda_graphs=true"], ["executor.mode=reduce-overhead"]),
+        (["executor.cudagraphs=true"], ["unknown key 'executor.cudagraphs'", "Did you mean: executor.cuda_graphs"]),
         (["-m", "model=resnet18,resnet_18"], ["unknown model choice 'resnet_18'", "Did you mean: resnet18"]),
         (["frontnd=fx"], ["unknown key 'frontnd'", "Did you mean: frontend"]),
         (["throughput.secs=3"], ["unknown key 'throughput.secs'", "throughput.seconds"]),

@@ -242,8 +242,25 @@ def test_an_opaque_piece_of_a_trace_is_a_script() -> None:
 
 
 def test_a_compiler_that_looks_into_what_is_kept_apart_is_told_of() -> None:
-    record = run(Uses, "fx", {"disable": ["lin"]}, executor="inductor", ablation=False, stages=())
+    record = run(Uses, "jit_trace", {"disable": ["lin"]}, executor="inductor", ablation=False, stages=())
     assert any("compiles through the pieces" in note for note in record.notes)
+
+
+def test_a_compiler_leaves_alone_what_fx_keeps_apart() -> None:
+    compiling: list[bool] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            compiling.append(torch.compiler.is_compiling())
+            return super().forward(x)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), Watched(4, 4), nn.ReLU())
+
+    record = run(model, "fx", {"disable": ["1"]}, executor="inductor", ablation=False, stages=("soundness",))
+    assert (record.verdict, record.notes) == ("sound", ())
+    assert len(compiling) > 3
+    assert not any(compiling)
 
 
 def test_inline_has_fx_look_into_a_leaf() -> None:

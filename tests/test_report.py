@@ -174,11 +174,12 @@ def test_a_frame_of_bare_records_is_all_missing() -> None:
 
 def test_the_frame_has_the_columns_of_the_table_of_columns() -> None:
     found = frame(make.sweep(2))
-    assert list(found.columns) == list(columns.COLUMNS)
+    names = [*columns.COLUMNS, *columns.beside([])]
+    assert list(found.columns) == names
     assert len(found) == 8
     assert found["op_coverage"].dtype == "float64"
     assert str(found["graphs"].dtype) == "Int64"
-    assert list(frame([]).columns) == list(columns.COLUMNS)
+    assert list(frame([]).columns) == names
 
 
 def test_figures_that_are_null_in_a_file_do_no_harm(tmp_path: Path) -> None:
@@ -521,7 +522,8 @@ def test_a_missing_folder_says_what_to_run(tmp_path: Path) -> None:
 def test_every_plot_draws_for_few_and_many_cases(name: str, models: int) -> None:
     records = make.sweep(models) if models else [make.record("swin_" * 20, ending="unsound", ratio=1.005)]
     figure = plots.PLOTS[name][0](records)
-    if (name in ("probes", "latency") and models) or (name == "verdicts" and not models) or name == "controls":
+    several = (name == "verdicts" and not models) or name in ("controls", "gains")
+    if (name in ("probes", "latency") and models) or several:
         assert figure is None
         return
     picture = plots.png(figure)
@@ -565,6 +567,15 @@ def test_odd_names_draw_without_warnings(name: str, model: str) -> None:
         figure = plots.PLOTS[name][0](records)
         if figure is not None:
             assert plots.png(figure)
+
+
+@pytest.mark.parametrize("models", [1, 30])
+def test_the_plot_of_gains_draws_for_few_and_many_cases(models: int) -> None:
+    records = [record for name in ("replay", "inductor") for record in make.sweep(models, executor=name)]
+    figure = plots.gained(records)
+    assert figure is not None
+    assert len(_colours(plots.png(figure))) > 5
+    assert_inside(figure)
 
 
 def test_plots_of_nothing_are_none() -> None:

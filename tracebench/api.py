@@ -16,6 +16,7 @@ from tracebench import subject as subjects
 from tracebench.case import Case, ModelSpec, soundness_options
 from tracebench.controls.vocabulary import wishes
 from tracebench.errors import unknown_choice
+from tracebench.executor_settings import checked
 from tracebench.frontends import FRONT_ENDS
 from tracebench.probes import ASPECTS, PROBES
 from tracebench.record import Record
@@ -25,6 +26,7 @@ from tracebench.status import OPTIONAL_STAGES
 
 _OPTIONS = (
     "executor",
+    "executor_settings",
     "mode",
     "device",
     "dtype",
@@ -67,10 +69,11 @@ def run(
         example_inputs: a tuple of positional arguments, or ``{"args": (...), "kwargs": {...}}``.
         frontend: dynamo, jit_trace, fx, hook or eager.
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
-        options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
-            ``stages``, ``throughput_seconds`` (10), ``probes`` and ``aspects`` (all), ``blame_seconds`` (20),
-            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options``, ``controls`` (such as
-            ``{"disable": ["layer4.1"]}``) and ``ablation`` (True: say what each control did).
+        options: ``executor`` (replay), ``executor_settings`` (such as ``{"mode": "max-autotune"}``), ``mode``
+            (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0), ``stages``, ``throughput_seconds`` (10),
+            ``probes`` and ``aspects`` (all), ``blame_seconds`` (20), ``lifecycle_seconds`` (20), ``name`` (the
+            model's class), ``frontend_options``, ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
+            ``ablation`` (True: say what each control did).
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -80,13 +83,15 @@ def run(
             raise unknown_choice("option", option, _OPTIONS)
     if frontend not in FRONT_ENDS:
         raise unknown_choice("front end", frontend, FRONT_ENDS)
+    executor = options.get("executor", "replay")
     controls = dict(options.get("controls", {}))
     wishes(controls, frontend)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,
         frontend_options=dict(options.get("frontend_options", {})),
-        executor=options.get("executor", "replay"),
+        executor=executor,
+        executor_settings=checked(executor, options.get("executor_settings", {})),
         mode=options.get("mode", "inference"),
         device=options.get("device", "auto"),
         dtype=options.get("dtype", "auto"),

@@ -54,6 +54,8 @@ class Case:
     frontend: str
     frontend_options: dict[str, Any] = field(default_factory=dict)
     executor: str = "replay"
+    #: What the executor is told, apart from what holds anyway; see ``tracebench.executor_settings``.
+    executor_settings: dict[str, Any] = field(default_factory=dict)
     mode: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -77,6 +79,7 @@ class Case:
             "frontend": self.frontend,
             "frontend_options": dict(self.frontend_options),
             "executor": self.executor,
+            "executor_settings": dict(self.executor_settings),
             "mode": self.mode,
             "device": self.device,
             "dtype": self.dtype,
@@ -101,7 +104,7 @@ def labels(cases: Sequence[Case]) -> list[str]:
     told = []
     for case in cases:
         fields = case.describe()
-        for part in ("options", "frontend_options"):
+        for part in ("options", "frontend_options", "executor_settings"):
             fields |= {f"{part}.{name}": value for name, value in fields.pop(part).items()}
         # A preset's name says as much as what is in it.
         asked = [f"{name}={_text(value)}" for name, value in fields["controls"].items()]

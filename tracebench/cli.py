@@ -196,10 +196,11 @@ def _rewritten(argument: str) -> str:
     """Say to Hydra what it would not understand as a user means it.
 
     ``model.options`` holds whatever the model's functions take, so its keys may be new; the loader checks them. Keys of
-    a front end may be new to the default one, which Hydra composes before a sweep, and a control may be a mapping, of
-    which Hydra misses the keys; ``to_request`` checks them. A glob over a group reaches into the groups within it.
+    a front end may be new to the default one, which Hydra composes before a sweep, and a control may be a mapping, as
+    the executor's options are, of which Hydra misses the keys; ``to_request`` checks them. A glob over a group reaches
+    into the groups within it.
     """
-    if argument.startswith(("model.options.", "frontend.", "controls.")):
+    if argument.startswith(("model.options.", "frontend.", "controls.", "executor.options")):
         return f"++{argument}"
     found = re.fullmatch(r"(model|frontend|executor|controls)=glob\(([^(),\[\]]+)\)", argument)
     if found is None:

@@ -20,6 +20,8 @@ from omegaconf import MISSING, OmegaConf
 from tracebench.case import DTYPES, Case, ModelSpec
 from tracebench.controls.vocabulary import CONTROLS, wishes
 from tracebench.errors import RequestError, unknown_choice
+from tracebench.executor_settings import MODES as COMPILER_MODES
+from tracebench.executor_settings import checked
 from tracebench.probes import ASPECTS, GROUPS, PROBES
 from tracebench.running.launch import ISOLATIONS
 from tracebench.running.limits import Limits
@@ -106,6 +108,10 @@ FRONT_END_SCHEMAS = {
 EXECUTORS = {
     "replay": "runs graphs as captured, without a compiler: what is left against eager is the front end's cost",
     "inductor": "lowers every front end's graphs through the same compiler, torch's Inductor",
+    "native": (
+        "what users of the front end deploy: torch.compile's defaults (dynamo), the trace frozen and optimised for "
+        "inference (jit_trace), fx's own code (fx), replay, on an NVIDIA GPU under CUDA graphs (hook)"
+    ),
 }
 
 
@@ -114,6 +120,11 @@ class ExecutorConfig:
     """What runs the captured graphs."""
 
     name: str = _key(MISSING, "name of the executor")
+    mode: str = _key("default", f"executor=inductor: {', '.join(COMPILER_MODES)}")
+    options: dict[str, Any] = _key(
+        dict, "executor=inductor: options of torch._inductor.config by name, over the mode's"
+    )
+    cuda_graphs: bool = _key(False, "executor=replay: replay graphs under CUDA graphs; needs an NVIDIA GPU")
 
 
 def _controls() -> list[tuple[str, Any, Any]]:
@@ -200,6 +211,7 @@ class Config:
 #: Keys of ``Config`` that hold keys themselves, of one schema whatever is chosen.
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
+    "executor": ExecutorConfig,
     "controls": ControlsConfig,
     "capture": CaptureConfig,
     "soundness": SoundnessConfig,
@@ -280,14 +292,16 @@ def to_request(config: Any) -> Request:
     path = Path(model["path"])
     if not path.is_file():
         raise RequestError(f"there is no model file {path}. Give one with model=file model.path=FILE.py.")
-    options = dict(plain["frontend"])
+    options, executor = dict(plain["frontend"]), dict(plain["executor"])
+    settings = checked(executor["name"], {name: value for name, value in executor.items() if name != "name"})
     controls = {name: value for name, value in plain["controls"].items() if name in CONTROLS and value}
     wishes(controls, options["name"])
     case = Case(
         model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
         frontend=options.pop("name"),
         frontend_options=options,
-        executor=plain["executor"]["name"],
+        executor=executor.pop("name"),
+        executor_settings=settings,
         mode=plain["mode"],
         device=plain["device"],
         dtype=plain["dtype"],
@@ -332,7 +346,6 @@ def valid_keys(path: str, front_ends: Iterable[str] = FRONT_END_SCHEMAS) -> list
     schemas: dict[str, list[Any]] = {
         "": [Config],
         "frontend": [FRONT_END_SCHEMAS[name] for name in front_ends if name in FRONT_END_SCHEMAS],
-        "executor": [ExecutorConfig],
         **{name: [schema] for name, schema in SECTIONS.items()},
     }
     found = {f.name for schema in schemas.get(parent, [Config]) for f in dataclasses.fields(schema)}
@@ -351,7 +364,7 @@ def _known_keys(plain: dict[str, Any]) -> None:
     front_end = plain["frontend"].get("name", "")
     _one_of("front end", front_end, tuple(FRONT_END_SCHEMAS))
     _one_of("executor", plain["executor"].get("name", ""), tuple(EXECUTORS))
-    for group in ("", "frontend", "executor", *SECTIONS):
+    for group in ("", "frontend", *SECTIONS):
         prefix = f"{group}." if group else ""
         valid = valid_keys(f"{prefix}x", [front_end])
         for name in plain[group] if group else plain:

@@ -373,7 +373,7 @@ class Record:
     key: str
     started_at: str
     wall_s: float
-    #: model, options, frontend, executor, mode, device, dtype, batch_size, seed, controls
+    #: model, options, frontend, executor, executor_settings, mode, device, dtype, batch_size, seed, controls
     case: dict[str, Any]
     status: str
     verdict: str | None = None

@@ -81,6 +81,10 @@ class Executor(Protocol):
     name: str
     #: How many graphs were compiled so far.
     compilations: int
+    #: Whether graphs are lowered through a compiler, which would look into the Python that a graph calls.
+    compiles: bool
+    #: Whether random ops draw other numbers than eager does from the same seed.
+    own_random_numbers: bool
 
     def lower(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return a callable that runs ``graph`` on flat inputs like ``example_inputs`` (Dynamo's backend form)."""

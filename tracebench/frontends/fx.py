@@ -54,7 +54,7 @@ class Fx:
             return _trace(model, module, holes, executor, orders, marked=marked)
 
         if self.on_refusal == "exclude":
-            return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
+            return capture_excluding(model, inputs, trace, holes=not executor.compiles, marked=marked)
         return capture_of(trace(model, inputs), marked=marked)
 
 
@@ -64,6 +64,9 @@ def _trace(
     """Trace ``module``, which is ``model`` or a part of it."""
 
     def leave(run: Callable[..., Any]) -> Callable[..., Any]:
+        if executor.compiles:
+            # Or the compiler would look into it.
+            run = torch.compiler.disable(run)
         return regions.outside(run) if marked else run
 
     tracer = _Tracer()

@@ -56,7 +56,7 @@ class JitTrace:
                 return self._trace(module, inputs, left, executor)
 
         if self.on_refusal == "exclude":
-            return capture_excluding(model, inputs, trace, holes=executor.name == "replay", marked=marked)
+            return capture_excluding(model, inputs, trace, holes=not executor.compiles, marked=marked)
         return capture_of(trace(model, inputs), marked=marked)
 
     def _trace(self, module: nn.Module, inputs: Inputs, holes: Sequence[Hole], executor: Executor) -> Traced:

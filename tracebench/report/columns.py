@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record, Speedup, Timing
-from tracebench.report import controls, facts, text
+from tracebench.report import controls, facts, gains, text
 
 if TYPE_CHECKING:
     import pandas
@@ -146,6 +146,7 @@ COLUMNS: dict[str, Column] = {
         _text("frontend", "load", "what captured it", _case("frontend")),
         _text("frontend_options", "load", "options given to the front end", _case("frontend_options")),
         _text("executor", "load", "what ran the graphs", _case("executor")),
+        _text("executor_settings", "load", "what it was told", _case("executor_settings")),
         _text("mode", "load", "inference or training", _case("mode")),
         _text("device", "load", "the device it ran on", _case("device")),
         _text("device_name", "load", "name of the hardware", facts.device_name),
@@ -221,14 +222,42 @@ COLUMNS: dict[str, Column] = {
 }
 
 
+def beside(records: Sequence[Record]) -> dict[str, Column]:
+    """Return the columns of a case that come from it and the same case under replay: see ``report.gains``."""
+    found = {id(gain.record): gain for gain in gains.gains(records)}
+
+    def at(name: str, part: str) -> Callable[[Record], float | None]:
+        def get(record: Record) -> float | None:
+            gain = found.get(id(record))
+            if name == "cost" and gain is None:
+                factor = gains.cost(record) if facts.executor(record.case) == "replay" else None
+            else:
+                factor = getattr(gain, name, None)
+            return getattr(factor, part, None)
+
+        return get
+
+    told = {
+        "cost": ("front_end_cost", "captured time / eager time under replay"),
+        "gain": ("compiler_gain", "its speedup / the speedup under replay"),
+    }
+    ends = {"value": "", "low": "lower end of its 95 % interval", "high": "upper end of its 95 % interval"}
+    columns = {}
+    for name, (heading, meaning) in told.items():
+        for part, end in ends.items():
+            full = f"{heading}_{part}" if end else heading
+            columns[full] = Column(full, "float64", "throughput", "ratio", end or meaning, at(name, part))
+    return columns
+
+
 def frame(records: Sequence[Record]) -> pandas.DataFrame:
-    """Return one row a case and the columns of ``COLUMNS``; what a record lacks is missing, never 0."""
+    """Return one row a case and the columns of ``COLUMNS`` and ``beside``; what a record lacks is missing, never 0."""
     import pandas
 
     return pandas.DataFrame(
         {
             name: pandas.Series([column.get(record) for record in records], dtype=column.dtype)
-            for name, column in COLUMNS.items()
+            for name, column in (COLUMNS | beside(records)).items()
         }
     )
 

@@ -35,13 +35,13 @@ def order(records: Iterable[Record]) -> list[Record]:
         case = record.case
         frontend = str(case.get("frontend") or "")
         rank = FRONTENDS.index(frontend) if frontend in FRONTENDS else len(FRONTENDS)
-        options = [_fixed(case.get(name)) for name in ("options", *_AXES)]
-        return (str(case.get("model") or ""), options, rank, frontend, _fixed(case), record.started_at, record.key)
+        options = [fixed_text(case.get(name)) for name in ("options", *_AXES)]
+        return (str(case.get("model") or ""), options, rank, frontend, fixed_text(case), record.started_at, record.key)
 
     return sorted(records, key=key)
 
 
-def _fixed(value: Any) -> str:
+def fixed_text(value: Any) -> str:
     """Return a text that is equal for equal values; nothing and an empty mapping are the same."""
     return json.dumps(value or None, sort_keys=True, default=str) if value != 0 else "0"
 
@@ -97,16 +97,26 @@ def _told(records: Sequence[Record], axis: str) -> dict[str, Any]:
     """Return the distinct values of a part of the case, but for what a case that failed early left open."""
     found: dict[str, Any] = {}
     for record in records:
-        value = record.case.get(axis)
+        value = _of(record.case, axis)
         if record.status == "done" or value not in ("auto", None):
-            found.setdefault(_fixed(value), value)
+            found.setdefault(fixed_text(value), value)
     return found
+
+
+def executor(case: Mapping[str, Any]) -> str:
+    """Return the executor of a case with what it was told: ``inductor(mode=max-autotune)``."""
+    settings = case.get("executor_settings")
+    return clean(case.get("executor") or "(no executor)") + (_options(settings) if settings else "")
+
+
+def _of(case: Mapping[str, Any], axis: str) -> Any:
+    return executor(case) if axis == "executor" and case.get("executor") else case.get(axis)
 
 
 def _several(records: Sequence[Record], name: str, options: str) -> frozenset[str]:
     seen: dict[str, set[str]] = {}
     for record in records:
-        seen.setdefault(clean(record.case.get(name) or ""), set()).add(_fixed(record.case.get(options)))
+        seen.setdefault(clean(record.case.get(name) or ""), set()).add(fixed_text(record.case.get(options)))
     return frozenset(key for key, values in seen.items() if len(values) > 1)
 
 
@@ -135,9 +145,10 @@ def setting(axis: str, case: Mapping[str, Any]) -> str:
     """Return what a case sets a part of it to, as it is named in a row."""
     if axis == "controls":
         return controls(case)
-    if case.get(axis) is None:
+    value = _of(case, axis)
+    if value is None:
         return f"no {axis.replace('_', ' ')}"
-    return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(case[axis])
+    return {"batch_size": "batch ", "seed": "seed "}.get(axis, "") + clean(value)
 
 
 def shared(records: Sequence[Record], axis: str) -> str | None:
@@ -418,7 +429,7 @@ def geometric_means(records: Sequence[Record]) -> list[Mean]:
         parts = [
             case.get("frontend"),
             "with",
-            case.get("executor"),
+            executor(case),
             *(controls(case) if axis == "controls" else case.get(axis) for axis in axes),
         ]
         groups.setdefault(" ".join(clean(part) for part in parts if part is not None), []).append(record)

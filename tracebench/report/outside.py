@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracebench.record import OutsideOp, Record
 from tracebench.report import facts
-from tracebench.report.text import cells, clean, pad, percent, plural, wrap
+from tracebench.report.text import cells, clean, grid, percent, plural, wrap
 
 #: Rows that are shown of one case.
 ROWS = 5
@@ -76,16 +76,10 @@ def _rows(ops: Sequence[OutsideOp], width: int) -> list[str]:
     """Return the rows in columns where they fit, else as text."""
     for left_out in _LEFT_OUT:
         columns = [column for column in _COLUMNS if column.heading not in left_out]
-        grid = [[column.heading for column in columns], *([column.cell(op) for column in columns] for op in ops)]
-        widths = [max(cells(row[index]) for row in grid) for index in range(len(columns))]
-        if 4 + sum(widths) + 2 * (len(widths) - 1) <= width:
-            return [
-                "    "
-                + "  ".join(
-                    pad(cell, wide, column.right) for cell, wide, column in zip(row, widths, columns, strict=True)
-                ).rstrip()
-                for row in grid
-            ]
+        rows = [[column.heading for column in columns], *([column.cell(op) for column in columns] for op in ops)]
+        lines = grid(rows, "    ", [column.right for column in columns])
+        if max(map(cells, lines)) <= width:
+            return lines
     return [line for op in ops for line in wrap(_text(op), width, "    ", "      ")]
 
 

@@ -16,6 +16,7 @@ from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
 from tracebench.report.controls import controls_table
+from tracebench.report.gains import gains_table
 from tracebench.report.outside import outside_table
 from tracebench.report.tally import tally_table
 from tracebench.report.text import cells, clean, pad, plural, some, wrap
@@ -89,6 +90,7 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
     blocks = [
         wrap(_heading(records), width),
         _grid(records, naming, width, colour),
+        gains_table(records, width),
         controls_table(records, naming, width),
         outside_table(records, naming, width),
         _why(records, naming, width),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: A long word is preferably broken after one of these.
 _BREAK_AFTER = "/_-.,:=)]"
@@ -70,6 +70,16 @@ def _pieces(word: str, width: int) -> Iterable[str]:
         yield word[:cut]
         word = word[cut:]
     yield word
+
+
+def grid(rows: Sequence[Sequence[str]], indent: str = "", right: Sequence[bool] = ()) -> list[str]:
+    """Return ``rows`` as lines of columns two cells apart; ``right`` says of each column whether it ends flush."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    sides = right or [False] * len(widths)
+    return [
+        indent + "  ".join(pad(cell, wide, side) for cell, wide, side in zip(row, widths, sides, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def decimals(uncertainty: float, most: int) -> int:

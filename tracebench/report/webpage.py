@@ -13,8 +13,8 @@ from html import escape
 from typing import Any
 
 from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
-from tracebench.report import controls, facts, outside, tally
-from tracebench.report.columns import COLUMNS
+from tracebench.report import controls, facts, gains, outside, tally
+from tracebench.report.columns import COLUMNS, beside
 from tracebench.report.text import clean, milliseconds, percent
 from tracebench.status import OUTCOMES
 
@@ -78,6 +78,7 @@ def page(
         f"<p>{_e(facts.counts(records))}</p>",
         _section("Problems with this report", _bullets(problems)),
         _section("Cases", _cases(records, naming)),
+        _section("Front-end cost and compiler gain", _gains(records)),
         _section("Why", _bullets(reasons)),
         _section("Unexpected", _bullets(facts.surprises(records, naming))),
         _section("By front end", _grid(*_tally(records))),
@@ -146,6 +147,15 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
 def _tally(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     rows = tally.grid(records)
     return (rows[0], rows[1:]) if rows else ([], [])
+
+
+def _gains(records: Sequence[Record]) -> str:
+    found = gains.gains(records)
+    names = gains.naming(found)
+    rows = [(names.full(gain.replay), *gains.cells_of(gain), "; ".join(gains.remarks(gain))) for gain in found]
+    meaning = "cost: replay against eager; gain: the executor against replay; n.s.: not significantly different from 1"
+    table = _grid(("case", *gains.HEADINGS, ""), rows)
+    return f'{table}<p class="faint">{meaning}</p>' if table else ""
 
 
 def _plot(name: str, picture: bytes, caption: str) -> str:
@@ -409,7 +419,7 @@ def _unit(value: float | None, unit: str) -> str | None:
 
 
 def _columns() -> str:
-    rows = [(column.name, column.unit, column.meaning) for column in COLUMNS.values()]
+    rows = [(column.name, column.unit, column.meaning) for column in (COLUMNS | beside([])).values()]
     return f"<details><summary>names, units, meanings</summary>{_grid(('column', 'unit', 'meaning'), rows)}</details>"
 
 

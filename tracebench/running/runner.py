@@ -29,7 +29,8 @@ _STACK_S = 0.3
 _LOG_LINES = 30
 _STACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 #: Modules worth importing in the server before it forks, by front end and executor: they take a second or more.
-_PRELOAD = {"dynamo": ("torch._dynamo",), "inductor": ("torch._dynamo", "torch._inductor.compile_fx")}
+_COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+_PRELOAD = {"dynamo": ("torch._dynamo",), "inductor": _COMPILER, "dynamo native": _COMPILER}
 
 
 @dataclass(frozen=True)
@@ -172,4 +173,5 @@ def _hung_at(tail: str) -> str | None:
 
 
 def _preload(case: Case) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*_PRELOAD.get(case.frontend, ()), *_PRELOAD.get(case.executor, ())]))
+    names = (case.frontend, case.executor, f"{case.frontend} {case.executor}")
+    return tuple(dict.fromkeys(module for name in names for module in _PRELOAD.get(name, ())))

@@ -27,9 +27,10 @@ from tracebench.coverage.stage import cover, refused_coverage
 from tracebench.dump import structured_trace, write_graphs
 from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
+from tracebench.executors.replay import Replay
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
-from tracebench.frontends.base import Capture, FrontEnd, Inputs
+from tracebench.frontends.base import Capture, Executor, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
@@ -93,7 +94,7 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     case = _resolved(case, subject)
     # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
     # controls may.
-    plain = case.executor == "replay" and not case.controls
+    plain = case.executor == "replay" and not case.executor_settings and not case.controls
     expected = subject.expect.get(case.frontend) if plain else None
     journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
     front_end = make_front_end(case.frontend, case.frontend_options)
@@ -101,8 +102,10 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file, example)
     why = "the case did not get that far" if case.ablation else "not asked for: controls.ablation=false"
     journal.put(controls=tuple(_effect(order, None, why) for order in orders.orders))
-    make_executor(case.executor, for_verdict=False)
-    if case.executor != "replay" and case.frontend != "dynamo" and orders.of("disable", "opaque"):
+    if case.frontend == "eager" and (case.executor != "replay" or case.executor_settings):
+        journal.note("frontend=eager has no graphs, so the executor has nothing to run")
+    looked_into = {"dynamo": (), "fx": ("opaque",)}.get(case.frontend, ("disable", "opaque"))
+    if _executor(case).compiles and looked_into and orders.of(*looked_into):
         journal.note(
             f"executor {case.executor} compiles through the pieces that controls keep apart in the graphs of "
             f"{case.frontend}: verdict and speed are of code that holds them, coverage is of the graphs as captured"
@@ -113,13 +116,24 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
 def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Callable[[], None]]:
     """Run the stages from capture on; return what else is asked for that is no part of verdict and figures."""
     case, subject, front_end, orders = asked.case, asked.subject, asked.front_end, asked.orders
+    #: What executors say, each makes anew for every capture.
+    told: set[str] = set()
 
-    def captures(executor: str = case.executor, *, marked: bool = False, for_verdict: bool = False) -> CaptureFn:
-        return _capturer(front_end, executor, orders, marked=marked, for_verdict=for_verdict)
+    def tell(note: str) -> None:
+        if note not in told:
+            told.add(note)
+            journal.note(note)
+
+    def captures(*, marked: bool = False, for_verdict: bool = False) -> CaptureFn:
+        def executor() -> Executor:
+            # Coverage is of the graphs as captured, whatever runs them otherwise.
+            return Replay() if marked else _executor(case, for_verdict=for_verdict, tell=tell)
+
+        return _capturer(front_end, executor, orders, marked=marked)
 
     with journal.stage("capture"):
         # Under a compiling executor the first call belongs to capturing, as it does for a lazy front end.
-        lazy = front_end.lazy or case.executor != "replay"
+        lazy = front_end.lazy or _executor(case).compiles
         with structured_trace(dump) if dump is not None else contextlib.nullcontext():
             info, refusal, first_call, notes = _capture(subject, lazy, captures(), dump)
         if info is not None:
@@ -134,7 +148,8 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
         if "soundness" in case.stages and seconds > 0:
             capture = captures(for_verdict=True)
             seen = (error.traceback or "", error.user_location) if error else ("", None)
-            fault = Fault(verdict, case.frontend, detail, probe, *seen, case.executor != "replay")
+            as_captured = case.executor == "replay" and not case.executor_settings
+            fault = Fault(verdict, case.frontend, detail, probe, *seen, not as_captured)
             afterwards.append(
                 lambda: _look_into(
                     journal, subject, capture, fault, lazy=lazy, controlled=bool(orders), seconds=seconds
@@ -171,7 +186,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
                 specialised = tuple(made.events.specialised)
                 info = dataclasses.replace(info, recompiles=tuple(made.events.recompiles), specialised=specialised)
                 journal.put(capture=info)
-            if "random" in subject.probes and make_executor(case.executor, for_verdict=False).own_random_numbers:
+            if "random" in subject.probes and _executor(case).own_random_numbers:
                 # The capture that was judged draws eager's numbers; the one that users run does not.
                 extra = judge_random_numbers(subject, captures())
                 found = found if extra is None else found.joined(extra)
@@ -196,7 +211,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
         return afterwards
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
-            covered = cover(subject, captures("replay", marked=True), dump)
+            covered = cover(subject, captures(marked=True), dump)
             journal.put(coverage=covered.info)
             if info is not None:
                 breaks = with_costs(info.graph_breaks, covered.breaks)
@@ -292,11 +307,23 @@ def _look_into(
             journal.note(f"blame n/a: {type(error).__name__}: {first_line(error)}")
 
 
-def _capturer(front_end: FrontEnd, executor: str, orders: Orders, *, marked: bool, for_verdict: bool) -> CaptureFn:
-    """Bind a front end to an executor; what it raises comes as ``CaptureError``."""
+def _executor(case: Case, *, for_verdict: bool = False, tell: Callable[[str], None] = lambda note: None) -> Executor:
+    """Return a new executor as ``case`` asks for; its device is known by now."""
+    return make_executor(
+        case.executor,
+        for_verdict=for_verdict,
+        front_end=case.frontend,
+        settings=case.executor_settings,
+        device=case.device,
+        tell=tell,
+    )
+
+
+def _capturer(front_end: FrontEnd, executor: Callable[[], Executor], orders: Orders, *, marked: bool) -> CaptureFn:
+    """Bind a front end to executors; what it raises comes as ``CaptureError``."""
 
     def capture(model: nn.Module, inputs: Inputs) -> Capture:
-        runner = make_executor(executor, for_verdict=for_verdict)
+        runner = executor()
         try:
             made = front_end.capture(model, inputs, runner, marked=marked, orders=orders)
         except Exception as error:

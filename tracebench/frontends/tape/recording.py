@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -197,7 +198,7 @@ class Tape(TorchDispatchMode):
         for index, tensor in enumerate(made):
             # What a region returns as it came in is what it was on the tape.
             if id(tensor) not in self._nodes:
-                self._note(tensor, self._graph.call_function(_getitem, (node, index)))
+                self._note(tensor, self._graph.call_function(operator.getitem, (node, index)))
                 self._compute(tensor)
         return results
 
@@ -303,7 +304,7 @@ class Tape(TorchDispatchMode):
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
             for index in path:
-                node = self._graph.call_function(_getitem, (node, index))
+                node = self._graph.call_function(operator.getitem, (node, index))
             self._note(item, node)
             self._compute(item)
         elif isinstance(item, (tuple, list)):
@@ -474,10 +475,6 @@ def _is_assigned(node: fx.Node) -> bool:
     # The lift of a literal stands on the tape as a clone.
     users = [user for lift in node.users for user in lift.users]
     return bool(users) and all(lift.target is _CLONE for lift in node.users) and all(u.target in _ASSIGN for u in users)
-
-
-def _getitem(sequence: Any, index: int) -> Any:
-    return sequence[index]
 
 
 def _attribute(model: nn.Module, name: str) -> torch.Tensor:

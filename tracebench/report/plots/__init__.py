@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tracebench.record import Record
 from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
 from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
+from tracebench.report.plots.gained import gain_bars, gained
 from tracebench.report.plots.rounds import latency, latency_samples
 from tracebench.report.plots.settings import controls, setting_lines
 from tracebench.report.plots.speedups import speedup, speedup_bars, ticks
@@ -26,6 +27,8 @@ __all__ = [
     "coverage",
     "coverage_bars",
     "frontend_colours",
+    "gain_bars",
+    "gained",
     "latency",
     "latency_samples",
     "outside",
@@ -46,6 +49,7 @@ PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
     "verdicts": (verdicts, "Whether each capture behaves as eager does."),
     "probes": (probes, "What each probe of the case found."),
     "speedup": (speedup, "How much faster each capture is than eager, measured in alternating rounds."),
+    "gains": (gained, "What each front end costs and what a compiler brings on top of it."),
     "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
     "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
     "controls": (controls, "What each setting of the controls costs in coverage and brings in speed."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record
@@ -61,24 +61,27 @@ def ticks(low: float, high: float) -> list[float]:
 
 def speedup(records: Sequence[Record]) -> Figure | None:
     """Draw the speedup of each case with its interval, and a labelled gap where there is none."""
-    bars = speedup_bars(records)
+    title = f"Speedup over eager on {facts.machine(records)}"
+    subtitle = (
+        "Eager time / captured time, 95 % interval; above 1 is faster. Logarithmic axis."
+        " Hatched, n.s.: not significantly different from 1."
+    )
+    return ratios(speedup_bars(records), frontend_colours(records), title, subtitle, "speedup (ratio)")
+
+
+def ratios(bars: Sequence[Bar], colours: Mapping[str, str], title: str, subtitle: str, unit: str) -> Figure | None:
+    """Draw ratios from 1 on with their intervals, in the colour of each bar's front end; None if there are none."""
     if not any(bar.values[0] for bar in bars):
         return None
     ends = [1.0, *(end for bar in bars for end in (bar.values[0], *(bar.interval or ())) if end)]
     reach = math.log(max(ends) / min(ends)) or 1.0
     low = min(min(ends) * math.exp(-0.06 * reach), 0.9)
     high = max(max(ends) * math.exp(0.06 * reach), 1.12)
-    title = f"Speedup over eager on {facts.machine(records)}"
-    subtitle = (
-        "Eager time / captured time, 95 % interval; above 1 is faster. Logarithmic axis."
-        " Hatched, n.s.: not significantly different from 1."
-    )
-    figure, axes, places = bar_axes(bars, title, subtitle, "speedup (ratio)")
+    figure, axes, places = bar_axes(bars, title, subtitle, unit)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     _ratio_axis(axes, low, high)
     axes.axvline(1, color=INK, linewidth=1, zorder=1)
-    colours = frontend_colours(records)
     for bar, place in zip(bars, places, strict=True):
         value, colour = bar.values[0], colours[bar.frontend]
         if value is None:
