@@ -9,9 +9,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tracebench import environment
@@ -59,6 +61,7 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
         try:
             with journal.stage("load"):
                 asked = _load(case, journal, subject)
+                in_force.enter_context(_current(asked.subject.device))
                 in_force.enter_context(asked.front_end.controlled(asked.orders))
             with journal.stage("reference"):
                 _reference(asked.subject)
@@ -86,6 +89,12 @@ class _Asked:
     subject: Subject
     front_end: FrontEnd
     orders: Orders
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a device that was asked for by number is the one that a bare ``cuda`` stands for."""
+    numbered = device.type != "cpu" and device.index is not None
+    return torch.accelerator.device_index(device.index) if numbered else contextlib.nullcontext()
 
 
 def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
