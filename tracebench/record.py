@@ -315,6 +315,32 @@ class CompileSeconds:
 
 
 @dataclass(frozen=True)
+class GpuReading:
+    """The state of a GPU at one instant; null for what its driver does not tell, which ``missing`` lists with why."""
+
+    name: str | None = None
+    driver: str | None = None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    #: Why clocks are not at their highest; empty if they are.
+    reasons: tuple[str, ...] | None = None
+    #: Processes besides this one that compute on it.
+    other_processes: int | None = None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU just before and just after the rounds; ``note`` says why a reading is not there."""
+
+    before: GpuReading | None = None
+    after: GpuReading | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
 class ThroughputInfo:
     """Eager against captured, measured in alternating rounds in one process."""
 
@@ -327,6 +353,8 @@ class ThroughputInfo:
     break_even_calls: int | None = None
     #: How times were taken: ``host clock`` or ``device events``.
     clock: str = "host clock"
+    #: Null on the CPU.
+    gpu: GpuState | None = None
     warnings: tuple[str, ...] = ()
 
 
