@@ -160,6 +160,7 @@ class ThroughputConfig:
     """How speed is measured."""
 
     seconds: float = _key(10.0, "measuring budget of a case; less is used when the interval is tight")
+    roofline: bool = _key(True, "place the case under the roof of its device, whose peaks are measured (half a second)")
 
 
 @dataclass

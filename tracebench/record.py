@@ -341,6 +341,31 @@ class GpuState:
 
 
 @dataclass(frozen=True)
+class Roofline:
+    """A case under the roof of its device: see ``throughput.roofline``. Null where not known, ``note`` says why."""
+
+    #: Of one call, of the model run eagerly.
+    flops: int | None = None
+    #: Compulsory traffic of one call.
+    bytes: int | None = None
+    #: FLOPs a byte.
+    intensity: float | None = None
+    #: Measured on this device, in the case's dtype; G is 10^9.
+    peak_gflops: float | None = None
+    peak_gb_s: float | None = None
+    #: The lower of the peak and of intensity times bandwidth.
+    roof_gflops: float | None = None
+    eager_gflops: float | None = None
+    captured_gflops: float | None = None
+    #: Of the roof.
+    eager_fraction: float | None = None
+    captured_fraction: float | None = None
+    #: Which roof is the lower: ``compute`` or ``memory``.
+    bound: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
 class ThroughputInfo:
     """Eager against captured, measured in alternating rounds in one process."""
 
@@ -355,6 +380,8 @@ class ThroughputInfo:
     clock: str = "host clock"
     #: Null on the CPU.
     gpu: GpuState | None = None
+    #: Null where it was not asked for.
+    roofline: Roofline | None = None
     warnings: tuple[str, ...] = ()
 
 

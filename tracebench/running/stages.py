@@ -41,6 +41,7 @@ from tracebench.soundness.randomness import judge_random_numbers
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
+from tracebench.throughput.roofline import roofline
 from tracebench.throughput.stage import time_capture
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
@@ -203,6 +204,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if first_call is not None:
         journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
         return afterwards
+    covered = None
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
             covered = cover(subject, captures("replay", marked=True), dump)
@@ -213,7 +215,11 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if "throughput" in case.stages:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
-            journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
+            timed = time_capture(subject, captures(), seconds=seconds)
+            journal.put(throughput=timed)
+            if case.throughput.get("roofline", True):
+                under = roofline(subject, None if covered is None else covered.info, timed)
+                journal.put(throughput=dataclasses.replace(timed, roofline=under))
     return afterwards
 
 
