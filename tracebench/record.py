@@ -422,6 +422,27 @@ class ControlEffect:
 
 
 @dataclass(frozen=True)
+class BatchTry:
+    """One try of the search for the largest batch: ``fits``, ``oom``, ``timeout`` or ``error``, and why not."""
+
+    batch_size: int
+    outcome: str
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """How ``batch_size=max`` came to the size in ``case``."""
+
+    #: No larger one was tried.
+    limit: int
+    tries: tuple[BatchTry, ...]
+    #: Why no larger one was taken.
+    ended: str
+
+
+@dataclass(frozen=True)
 class Record:
     """Everything found out about one case."""
 
@@ -444,6 +465,8 @@ class Record:
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None
+    #: Null unless the largest batch that fits was asked for.
+    batch_search: BatchSearch | None = None
     #: The outcomes that the model's file says this front end should have under replay; null where it says nothing.
     expected: tuple[str, ...] | None = None
     #: Seconds spent in each stage that ended or began.

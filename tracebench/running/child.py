@@ -66,7 +66,7 @@ def refuse_unusable_fork() -> None:
 
 
 def work(job: dict[str, Any]) -> None:
-    """Do one job: run a case, or tell what machine this is."""
+    """Do one job: run a case, try whether it fits in memory, or tell what machine this is."""
     refuse_unusable_fork()
     from tracebench.running.journal import Journal, file_writer
 
@@ -80,8 +80,11 @@ def work(job: dict[str, Any]) -> None:
         journal.finish()
         return
     from tracebench.case import Case
-    from tracebench.running.stages import run_case
+    from tracebench.running.stages import run_case, try_case
 
+    if job["kind"] == "try":
+        try_case(Case.from_dict(job["case"]), journal)
+        return
     run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]))
 
 

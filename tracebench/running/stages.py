@@ -32,7 +32,7 @@ from tracebench.executors import make_executor
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
-from tracebench.probes import LIFECYCLE
+from tracebench.probes import LIFECYCLE, chosen
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
@@ -42,7 +42,7 @@ from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.roofline import roofline
-from tracebench.throughput.stage import time_capture
+from tracebench.throughput.stage import time_capture, try_calls
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
@@ -80,6 +80,35 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
     # The case's own controls are no longer in force, so that each can be left out.
     if asked is not None and asked.orders and case.ablation and journal.found.get("status") == "done":
         _ablate(asked, journal)
+
+
+def try_case(case: Case, journal: Journal) -> None:
+    """Make the calls of ``case`` that need the most memory, and tell its status: ``done``, ``oom`` or ``error``.
+
+    Eager and the capture are called with both at hand, as when they are timed; where soundness is asked for, the
+    example is judged. A refusal is no failure: eager fits then.
+    """
+    try:
+        with journal.stage("load"):
+            asked = _load(case, journal, None)
+        subject = asked.subject
+        with journal.stage("reference"):
+            _reference(subject)
+        with _current(subject.device), asked.front_end.controlled(asked.orders):
+
+            def captures(*, for_verdict: bool) -> CaptureFn:
+                return _capturer(asked.front_end, case.executor, asked.orders, marked=False, for_verdict=for_verdict)
+
+            with journal.stage("throughput"), _told(journal, "throughput"), subject.grad_mode():
+                try_calls(subject, captures(for_verdict=False))
+            if "soundness" in case.stages:
+                with journal.stage("soundness"), _told(journal, "soundness"):
+                    judge(dataclasses.replace(subject, probes=chosen(())), captures(for_verdict=True))
+        journal.put(status="done")
+    except Exception as error:
+        status = "oom" if is_out_of_memory(error) else "error"
+        journal.put(status=status, error=describe_error(journal.current, error))
+    journal.finish()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,6 +64,23 @@ def time_capture(
     )
 
 
+def try_calls(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture]) -> None:
+    """Call eager and a capture once more than once each, with all in memory that there is when they are timed.
+
+    Raises:
+        CaptureError: the front end refuses, after eager was called.
+        CallError: eager or the capture raises.
+    """
+    eager = _bound(subject, subject.fresh_model(), "eager")
+    eager()
+    model = subject.fresh_model()
+    made = capture(model, subject.fresh_inputs())
+    captured = _bound(subject, made.call, "the capture", module=model)
+    for call in (captured, eager, captured):
+        call()
+    subject.synchronise()
+
+
 def _bound(
     subject: Subject, call: Callable[..., Any], who: str, module: nn.Module | None = None
 ) -> Callable[[], object]:
