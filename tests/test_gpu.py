@@ -80,7 +80,7 @@ def test_peak_memory_of_a_known_allocation(device: torch.device) -> None:
 @pytest.mark.parametrize("frontend", FRONT_ENDS)
 def test_a_case_runs_on_the_device_from_load_to_throughput(frontend: str, device: torch.device) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()).eval()
-    found = tracebench.run(model, (torch.randn(8, 64),), frontend=frontend, throughput_seconds=0.3)
+    found = tracebench.run(model, (torch.randn(8, 64),), frontend=frontend, throughput_seconds=0.3, probes=("same",))
     assert (found.status, found.verdict) == ("done", "sound"), found.error or found.probes
     assert found.case["device"].startswith(device.type)
     assert found.throughput is not None
@@ -96,7 +96,13 @@ def test_a_case_runs_on_the_device_from_load_to_throughput(frontend: str, device
 def test_a_compiled_half_precision_case_trains_on_the_device(device: torch.device) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
     found = tracebench.run(
-        model, (torch.randn(8, 64),), executor="inductor", mode="training", dtype="bfloat16", throughput_seconds=0.3
+        model,
+        (torch.randn(8, 64),),
+        executor="inductor",
+        mode="training",
+        dtype="bfloat16",
+        throughput_seconds=0.3,
+        probes=("same",),
     )
     assert (found.status, found.verdict) == ("done", "sound"), found.error or found.probes
     assert found.throughput is not None
@@ -116,7 +122,9 @@ class Autocast(nn.Module):
 
 @pytest.mark.parametrize("frontend", ["dynamo", "jit_trace", "hook"])
 def test_the_devices_autocast_is_captured(frontend: str, device: torch.device) -> None:
-    found = tracebench.run(Autocast().eval(), (torch.randn(4, 16),), frontend=frontend, stages=("soundness",))
+    found = tracebench.run(
+        Autocast().eval(), (torch.randn(4, 16),), frontend=frontend, stages=("soundness",), probes=("same",)
+    )
     assert found.status == "done", found.error
     assert found.verdict == "sound", [probe for probe in found.probes or () if probe.outcome != "match"]
 
