@@ -514,6 +514,9 @@ def test_a_missing_folder_says_what_to_run(tmp_path: Path) -> None:
         build(tmp_path)
 
 
+#: Plots of sweeps that those of this file are not.
+SPECIAL = ("controls", "gains", "batches", "roofline")
+
 # --- plots -----------------------------------------------------------------------------------------------------------
 
 
@@ -522,8 +525,7 @@ def test_a_missing_folder_says_what_to_run(tmp_path: Path) -> None:
 def test_every_plot_draws_for_few_and_many_cases(name: str, models: int) -> None:
     records = make.sweep(models) if models else [make.record("swin_" * 20, ending="unsound", ratio=1.005)]
     figure = plots.PLOTS[name][0](records)
-    several = (name == "verdicts" and not models) or name in ("controls", "gains")
-    if (name in ("probes", "latency") and models) or several:
+    if (name in ("probes", "latency") and models) or (name == "verdicts" and not models) or name in SPECIAL:
         assert figure is None
         return
     picture = plots.png(figure)

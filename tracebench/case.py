@@ -60,6 +60,8 @@ class Case:
     device: str = "auto"
     dtype: str = "auto"
     batch_size: int | None = None
+    #: If given, ``batch_size`` is to be the largest up to here that fits in memory (``batch_size=max``).
+    batch_limit: int | None = None
     seed: int = 0
     controls: dict[str, Any] = field(default_factory=dict)
     #: Name of the preset that says just these controls, if one does.
@@ -83,7 +85,7 @@ class Case:
             "mode": self.mode,
             "device": self.device,
             "dtype": self.dtype,
-            "batch_size": self.batch_size,
+            "batch_size": self.batch_size if self.batch_limit is None else "max",
             "seed": self.seed,
             "controls": dict(self.controls),
             "controls_preset": self.controls_preset,

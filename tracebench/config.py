@@ -29,6 +29,8 @@ from tracebench.running.sweep import RERUNS, Request
 from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
 
 MODES = ("auto", "inference", "training")
+#: The word for the largest batch that fits, and how far it is looked for.
+LARGEST, BATCH_LIMIT = "max", 1024
 #: Words that fail_on= takes.
 FAIL_ON = (*VERDICTS, *(status for status in STATUSES if status != "done"), "unexpected")
 
@@ -171,6 +173,7 @@ class ThroughputConfig:
     """How speed is measured."""
 
     seconds: float = _key(10.0, "measuring budget of a case; less is used when the interval is tight")
+    roofline: bool = _key(True, "place the case under the roof of its device, whose peaks are measured (half a second)")
 
 
 @dataclass
@@ -193,7 +196,10 @@ class Config:
     mode: str = _key("auto", "inference, training (a call includes backward), or auto: what the model's file says")
     device: str = _key("auto", "cpu, cuda, cuda:1, mps, xpu, or auto: the accelerator if there is one")
     dtype: str = _key("auto", "float32, bfloat16, float16, float64, or auto: as the model is built")
-    batch_size: int | None = _key(None, "samples in the example; null: as the model's file gives it")
+    batch_size: Any = _key(
+        None, "samples in the example; max: the largest that fits in memory; null: as the model's file gives it"
+    )
+    batch_limit: int | None = _key(None, f"with batch_size=max: no larger one is tried; null: {BATCH_LIMIT}")
     seed: int = _key(0, "seed of weights, inputs and random ops")
     stages: list[str] = _key(lambda: list(OPTIONAL_STAGES), f"which of {', '.join(OPTIONAL_STAGES)} run")
     capture: CaptureConfig = _key(CaptureConfig, "what is kept of a capture")
@@ -275,7 +281,8 @@ def to_request(config: Any) -> Request:
     _some_of("soundness.aspects", plain["soundness"]["aspects"], tuple(ASPECTS))
     _one_of("rerun", plain["rerun"], RERUNS)
     _one_of("limits.isolation", plain["limits"]["isolation"], ISOLATIONS)
-    for name in ("throughput.seconds", "limits.seconds", "limits.memory_gb", "batch_size"):
+    _check_batch(plain["batch_size"], plain["batch_limit"])
+    for name in ("throughput.seconds", "limits.seconds", "limits.memory_gb"):
         value = OmegaConf.select(config, name)
         if value is not None and not value > 0:
             raise RequestError(f"{name}={value} must be greater than 0.")
@@ -305,7 +312,8 @@ def to_request(config: Any) -> Request:
         mode=plain["mode"],
         device=plain["device"],
         dtype=plain["dtype"],
-        batch_size=plain["batch_size"],
+        batch_size=plain["batch_size"] if plain["batch_size"] != LARGEST else None,
+        batch_limit=(plain["batch_limit"] or BATCH_LIMIT) if plain["batch_size"] == LARGEST else None,
         seed=plain["seed"],
         controls=controls,
         controls_preset=_preset(plain["controls"]["name"], controls),
@@ -316,6 +324,23 @@ def to_request(config: Any) -> Request:
         throughput=plain["throughput"],
     )
     return Request(case, Limits(plain["limits"]["seconds"], plain["limits"]["memory_gb"]), plain)
+
+
+def _check_batch(size: Any, limit: int | None) -> None:
+    """See that ``batch_size`` is a positive number, ``max`` or null, and ``batch_limit`` has an effect.
+
+    Raises:
+        RequestError: they are not.
+    """
+    number = isinstance(size, int) and not isinstance(size, bool)
+    if number and size <= 0:
+        raise RequestError(f"batch_size={size} must be greater than 0.")
+    if not (number or size in (None, LARGEST)):
+        raise RequestError(f"batch_size={size} must be a number of samples, {LARGEST} or null.")
+    if limit is not None and size != LARGEST:
+        raise RequestError(f"batch_limit={limit} has no effect without batch_size={LARGEST}.")
+    if limit is not None and limit <= 0:
+        raise RequestError(f"batch_limit={limit} must be greater than 0.")
 
 
 def _preset(name: str, controls: dict[str, Any]) -> str | None:

@@ -63,4 +63,16 @@ def describe(device: Any) -> dict[str, Any]:
     }
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
+    if device.type != "cpu":
+        found |= _driver(device)
     return found
+
+
+def _driver(device: Any) -> dict[str, Any]:
+    """Return the driver's version, or why it is not known."""
+    from tracebench.throughput import gpu
+
+    reading = gpu.read(device)
+    if isinstance(reading, str):
+        return {"driver": None, "driver_note": reading}
+    return {"driver": reading.driver if reading is not None else None}

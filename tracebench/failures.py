@@ -6,6 +6,10 @@ import torch
 
 from tracebench.errors import CaptureError
 
+#: What a failed allocation says where torch has no type of its own for it: the CPU's allocator, MPS, the CUDA runtime
+#: and cuBLAS, whose workspace is not torch's.
+_NO_MEMORY = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 def first_line(error: object) -> str:
     """Return the first line of what ``error`` says; empty if it says nothing."""
@@ -23,7 +27,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, (MemoryError, torch.OutOfMemoryError)):
             return True
-        if isinstance(seen, RuntimeError) and "allocate memory" in str(seen):
+        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _NO_MEMORY):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

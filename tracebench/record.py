@@ -315,6 +315,57 @@ class CompileSeconds:
 
 
 @dataclass(frozen=True)
+class GpuReading:
+    """The state of a GPU at one instant; null for what its driver does not tell, which ``missing`` lists with why."""
+
+    name: str | None = None
+    driver: str | None = None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    #: Why clocks are not at their highest; empty if they are.
+    reasons: tuple[str, ...] | None = None
+    #: Processes besides this one that compute on it.
+    other_processes: int | None = None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU just before and just after the rounds; ``note`` says why a reading is not there."""
+
+    before: GpuReading | None = None
+    after: GpuReading | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A case under the roof of its device: see ``throughput.roofline``. Null where not known, ``note`` says why."""
+
+    #: Of one call, of the model run eagerly.
+    flops: int | None = None
+    #: Compulsory traffic of one call.
+    bytes: int | None = None
+    #: FLOPs a byte.
+    intensity: float | None = None
+    #: Measured on this device, in the case's dtype; G is 10^9.
+    peak_gflops: float | None = None
+    peak_gb_s: float | None = None
+    #: The lower of the peak and of intensity times bandwidth.
+    roof_gflops: float | None = None
+    eager_gflops: float | None = None
+    captured_gflops: float | None = None
+    #: Of the roof.
+    eager_fraction: float | None = None
+    captured_fraction: float | None = None
+    #: Which roof is the lower: ``compute`` or ``memory``.
+    bound: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
 class ThroughputInfo:
     """Eager against captured, measured in alternating rounds in one process."""
 
@@ -327,6 +378,10 @@ class ThroughputInfo:
     break_even_calls: int | None = None
     #: How times were taken: ``host clock`` or ``device events``.
     clock: str = "host clock"
+    #: Null on the CPU.
+    gpu: GpuState | None = None
+    #: Null where it was not asked for.
+    roofline: Roofline | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -367,6 +422,27 @@ class ControlEffect:
 
 
 @dataclass(frozen=True)
+class BatchTry:
+    """One try of the search for the largest batch: ``fits``, ``oom``, ``timeout`` or ``error``, and why not."""
+
+    batch_size: int
+    outcome: str
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """How ``batch_size=max`` came to the size in ``case``."""
+
+    #: No larger one was tried.
+    limit: int
+    tries: tuple[BatchTry, ...]
+    #: Why no larger one was taken.
+    ended: str
+
+
+@dataclass(frozen=True)
 class Record:
     """Everything found out about one case."""
 
@@ -389,6 +465,8 @@ class Record:
     coverage: CoverageInfo | None = None
     controls: tuple[ControlEffect, ...] = ()
     throughput: ThroughputInfo | None = None
+    #: Null unless the largest batch that fits was asked for.
+    batch_search: BatchSearch | None = None
     #: The outcomes that the model's file says this front end should have under replay; null where it says nothing.
     expected: tuple[str, ...] | None = None
     #: Seconds spent in each stage that ended or began.

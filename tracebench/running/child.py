@@ -48,8 +48,26 @@ def seal(log: Path) -> None:
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
+def refuse_unusable_fork() -> None:
+    """See that no accelerator was touched before this process was forked.
+
+    Raises:
+        RuntimeError: one was, so that this process cannot use it.
+    """
+    import torch
+
+    for kind in ("cuda", "xpu"):
+        spoilt = getattr(getattr(torch, kind, None), "_is_in_bad_fork", None)
+        if spoilt is not None and spoilt():
+            raise RuntimeError(
+                f"torch.{kind} was initialised in the process that this one was forked from, so it cannot be used "
+                "here: something that was imported asked for the device. Run with limits.isolation=spawn."
+            )
+
+
 def work(job: dict[str, Any]) -> None:
-    """Do one job: run a case, or tell what machine this is."""
+    """Do one job: run a case, try whether it fits in memory, or tell what machine this is."""
+    refuse_unusable_fork()
     from tracebench.running.journal import Journal, file_writer
 
     journal = Journal(file_writer(Path(job["journal"])))
@@ -62,8 +80,11 @@ def work(job: dict[str, Any]) -> None:
         journal.finish()
         return
     from tracebench.case import Case
-    from tracebench.running.stages import run_case
+    from tracebench.running.stages import run_case, try_case
 
+    if job["kind"] == "try":
+        try_case(Case.from_dict(job["case"]), journal)
+        return
     run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]))
 
 

@@ -216,6 +216,9 @@ def _environment() -> dict[str, str]:
         # OpenMP threads that spin while they wait take the processor from the thread they wait for wherever another
         # process, or another guest of the host, is busy: calls seen to take ten times as long.
         environment["OMP_WAIT_POLICY"] = "passive"
+    # Lets torch ask the driver's management library, not CUDA itself, whether a GPU is there. To ask CUDA initialises
+    # it, and a process forked afterwards cannot use it; torch's own modules ask while they are imported.
+    environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     home = Path(__file__).resolve().parents[2]
     if str(home) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         # The package lies in a checkout, which need not be installed.

@@ -11,14 +11,15 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tracebench.case import Case
-from tracebench.record import ErrorInfo, Record
+from tracebench.record import BatchTry, ErrorInfo, Record
 from tracebench.running import journal
+from tracebench.running.largest import run_largest
 from tracebench.running.launch import Launcher, ServerDied, kill_group
 from tracebench.running.limits import Limits, out_of_memory_kills, resident_bytes
 from tracebench.userlocation import is_user_file, short
@@ -50,7 +51,56 @@ def run_case(
     config: dict[str, Any] | None = None,
     dump: Path | None = None,
 ) -> Record:
-    """Run ``case`` in a process of its own and return its record; ``dump`` is where graphs go if they are asked for."""
+    """Run ``case`` in a process of its own and return its record; ``dump`` is where graphs go if they are asked for.
+
+    Where its batch is to be the largest that fits, that is looked for first, each try in a process of its own.
+    """
+    if case.batch_limit is None:
+        return _run_case(case, key, limits, launcher, config, dump)
+    started_at, started = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
+
+    def sized(size: int) -> Case:
+        return replace(case, batch_size=size, batch_limit=None)
+
+    record, found = run_largest(
+        lambda size: _try_batch(sized(size), size, limits, launcher),
+        lambda size: _run_case(sized(size), key, limits, launcher, config, dump),
+        case.batch_limit,
+    )
+    return replace(
+        record,
+        batch_search=found,
+        notes=(*record.notes, f"batch_size=max: {found.ended}"),
+        started_at=started_at,
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _try_batch(case: Case, size: int, limits: Limits, launcher: Launcher) -> BatchTry:
+    """Make the calls of ``case`` that need the most memory in a process of its own."""
+    started = time.perf_counter()
+    with _scratch() as scratch:
+        ending = _run({"kind": "try", "case": case.to_dict()}, scratch, limits, launcher, _preload(case))
+        entries = journal.read(scratch / "journal")
+        failure = _failure(ending, entries, scratch / "log")
+    seconds = time.perf_counter() - started
+    if failure is None:
+        told = {name: value for entry in entries for name, value in entry.get("set", {}).items()}
+        status, error = str(told["status"]), told.get("error")
+        detail = f"{error['type']}: {_first_line(error['message'])}" if error else ""
+    else:
+        status, detail = failure[0], _first_line(failure[1].message)
+    outcome = {"done": "fits", "oom": "oom", "timeout": "timeout"}.get(status, "error")
+    return BatchTry(size, outcome, seconds, detail)
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]
+
+
+def _run_case(
+    case: Case, key: str, limits: Limits, launcher: Launcher, config: dict[str, Any] | None, dump: Path | None
+) -> Record:
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     started = time.perf_counter()
     with _scratch() as scratch:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tracebench import environment
@@ -31,7 +34,7 @@ from tracebench.executors.replay import Replay
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, Executor, FrontEnd, Inputs
-from tracebench.probes import LIFECYCLE
+from tracebench.probes import LIFECYCLE, chosen
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
@@ -40,7 +43,8 @@ from tracebench.soundness.randomness import judge_random_numbers
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
-from tracebench.throughput.stage import time_capture
+from tracebench.throughput.roofline import roofline
+from tracebench.throughput.stage import time_capture, try_calls
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
@@ -60,6 +64,7 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
         try:
             with journal.stage("load"):
                 asked = _load(case, journal, subject)
+                in_force.enter_context(_current(asked.subject.device))
                 in_force.enter_context(asked.front_end.controlled(asked.orders))
             with journal.stage("reference"):
                 _reference(asked.subject)
@@ -79,6 +84,36 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
         _ablate(asked, journal)
 
 
+def try_case(case: Case, journal: Journal) -> None:
+    """Make the calls of ``case`` that need the most memory, and tell its status: ``done``, ``oom`` or ``error``.
+
+    Eager and the capture are called with both at hand, as when they are timed; where soundness is asked for, the
+    example is judged. A refusal is no failure: eager fits then.
+    """
+    try:
+        with journal.stage("load"):
+            asked = _load(case, journal, None)
+        subject = asked.subject
+        with journal.stage("reference"):
+            _reference(subject)
+        with _current(subject.device), asked.front_end.controlled(asked.orders):
+
+            def captures(*, for_verdict: bool) -> CaptureFn:
+                executor = functools.partial(_executor, asked.case, for_verdict=for_verdict)
+                return _capturer(asked.front_end, executor, asked.orders, marked=False)
+
+            with journal.stage("throughput"), _told(journal, "throughput"), subject.grad_mode():
+                try_calls(subject, captures(for_verdict=False))
+            if "soundness" in case.stages:
+                with journal.stage("soundness"), _told(journal, "soundness"):
+                    judge(dataclasses.replace(subject, probes=chosen(())), captures(for_verdict=True))
+        journal.put(status="done")
+    except Exception as error:
+        status = "oom" if is_out_of_memory(error) else "error"
+        journal.put(status=status, error=describe_error(journal.current, error))
+    journal.finish()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Asked:
     """A case with all that it takes to run it."""
@@ -87,6 +122,12 @@ class _Asked:
     subject: Subject
     front_end: FrontEnd
     orders: Orders
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a device that was asked for by number is the one that a bare ``cuda`` stands for."""
+    numbered = device.type != "cpu" and device.index is not None
+    return torch.accelerator.device_index(device.index) if numbered else contextlib.nullcontext()
 
 
 def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
@@ -209,6 +250,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if first_call is not None:
         journal.note(f"coverage and throughput n/a: the capture raises on the example inputs: {first_call}")
         return afterwards
+    covered = None
     if "coverage" in case.stages:
         with journal.stage("coverage"), _told(journal, "coverage"):
             covered = cover(subject, captures(marked=True), dump)
@@ -219,7 +261,11 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if "throughput" in case.stages:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
-            journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
+            timed = time_capture(subject, captures(), seconds=seconds)
+            journal.put(throughput=timed)
+            if case.throughput.get("roofline", True):
+                under = roofline(subject, None if covered is None else covered.info, timed)
+                journal.put(throughput=dataclasses.replace(timed, roofline=under))
     return afterwards
 
 

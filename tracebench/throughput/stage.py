@@ -15,6 +15,7 @@ from tracebench.errors import CallError
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.record import ThroughputInfo
 from tracebench.subject import Subject, seed_everything
+from tracebench.throughput import gpu
 from tracebench.throughput.clock import clock_for
 from tracebench.throughput.measure import break_even_calls, measure
 
@@ -41,6 +42,7 @@ def time_capture(
         captured()
         subject.synchronise()
         first_call = time.perf_counter()
+        before = gpu.read(subject.device)
         info = measure(
             eager,
             captured,
@@ -50,13 +52,33 @@ def time_capture(
             compilations=made.compilations,
             seed=subject.seed,
         )
+        after = gpu.read(subject.device)
     return dataclasses.replace(
         info,
+        gpu=gpu.state(before, after),
+        warnings=(*info.warnings, *gpu.warnings(before, after)),
         first_call_ms=(first_call - before_first_call) * 1e3,
         break_even_calls=break_even_calls(
             first_call - started, info.speedup, info.eager.median_ms, info.captured.median_ms
         ),
     )
+
+
+def try_calls(subject: Subject, capture: Callable[[nn.Module, Inputs], Capture]) -> None:
+    """Call eager and a capture once more than once each, with all in memory that there is when they are timed.
+
+    Raises:
+        CaptureError: the front end refuses, after eager was called.
+        CallError: eager or the capture raises.
+    """
+    eager = _bound(subject, subject.fresh_model(), "eager")
+    eager()
+    model = subject.fresh_model()
+    made = capture(model, subject.fresh_inputs())
+    captured = _bound(subject, made.call, "the capture", module=model)
+    for call in (captured, eager, captured):
+        call()
+    subject.synchronise()
 
 
 def _bound(

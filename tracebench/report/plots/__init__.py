@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record
+from tracebench.report.plots.batches import batch_curves, batches
 from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
 from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
 from tracebench.report.plots.gained import gain_bars, gained
+from tracebench.report.plots.roofs import roofline, roofs
 from tracebench.report.plots.rounds import latency, latency_samples
 from tracebench.report.plots.settings import controls, setting_lines
 from tracebench.report.plots.speedups import speedup, speedup_bars, ticks
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FRONTEND_COLOURS",
     "PLOTS",
+    "batch_curves",
+    "batches",
     "controls",
     "coverage",
     "coverage_bars",
@@ -35,6 +39,8 @@ __all__ = [
     "outside_bars",
     "png",
     "probes",
+    "roofline",
+    "roofs",
     "setting_lines",
     "short",
     "speedup",
@@ -53,6 +59,8 @@ PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
     "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
     "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
     "controls": (controls, "What each setting of the controls costs in coverage and brings in speed."),
+    "batches": (batches, "How many samples a second eager and each capture do, by batch size."),
+    "roofline": (roofline, "How near each case comes to what its device can do."),
     "latency": (latency, "Every measured round of the case."),
 }
 

@@ -6,6 +6,7 @@ case to hundreds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -122,3 +123,52 @@ def bare(axes: Axes) -> None:
 
 def heading_height(title: str, subtitle: str, width: float) -> float:
     return 0.24 * len(folded(title, width - 0.3, 12)) + LINE * len(folded(subtitle, width - 0.3)) + 0.24
+
+
+def panels(names: Sequence[str], title: str, subtitle: str, key: Sequence[Any]) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes for each of ``names``, one below the other, and the legend ``key`` beside the first."""
+    left, body_width = 0.95, 4.6
+    width = left + body_width + 0.75 + max(inches(handle.get_label()) for handle in key)
+    heading = heading_height(title, subtitle, width)
+    panel, below = max(2.4, (0.23 * len(key) + 0.2) / len(names)), 0.62
+    figure = new_figure(width, heading + len(names) * (0.25 + panel + below) + 0.1)
+    titles(figure, title, subtitle)
+    found = []
+    for index, name in enumerate(names):
+        top = heading + 0.25 + index * (0.25 + panel + below)
+        write(figure, 0.15, top - 0.23, short(name, int((width - 0.3) / inches("x"))), fontweight="bold")
+        axes = new_axes(figure, left, top, body_width, panel)
+        bare(axes)
+        axes.grid(color=GRID, linewidth=0.7, zorder=0)
+        axes.set_axisbelow(True)
+        if index == 0:
+            axes.legend(handles=key, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=FONT, frameon=False)
+        found.append(axes)
+    return figure, found
+
+
+#: Ticks of a logarithmic axis within a power of ten, from many to few.
+_STEPS = ((1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
+_MOST_TICKS = 7
+
+
+def log_axis(axes: Axes, which: str, values: Sequence[float], places: Sequence[float] = ()) -> None:
+    """Make an axis logarithmic, with a margin around positive ``values``, and ticks at ``places`` or plain numbers."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    margin = max((max(values) / min(values)) ** 0.07, 1.05)
+    low, high = min(values) / margin, max(values) * margin
+    shown = list(places)
+    for bases in () if places else _STEPS:
+        shown = [base * 10.0**power for power in range(-15, 19) for base in bases if low <= base * 10.0**power <= high]
+        if len(shown) <= _MOST_TICKS:
+            break
+    if not shown:  # the axis spans less than a step: its middle, in three digits
+        shown = [float(f"{math.sqrt(low * high):.3g}")]
+    shown = shown[:: 1 + (len(shown) - 1) // _MOST_TICKS]
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    axis.set_major_locator(FixedLocator(shown))
+    axis.set_major_formatter(FixedFormatter([f"{place:g}" if place < 1e5 else f"{place:.0e}" for place in shown]))
+    axis.set_minor_locator(NullLocator())

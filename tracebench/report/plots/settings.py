@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING
 from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.controls import by_setting
-from tracebench.report.plots.drawing import (
-    FAINT,
-    FONT,
-    GRID,
-    INK,
-    bare,
-    frontend_colours,
-    heading_height,
-    inches,
-    new_axes,
-    new_figure,
-    plain,
-    short,
-    titles,
-    write,
-)
+from tracebench.report.plots.drawing import FAINT, FONT, INK, frontend_colours, panels, plain, short
 from tracebench.report.text import clean
 
 if TYPE_CHECKING:
@@ -110,28 +95,15 @@ def controls(records: Sequence[Record]) -> Figure | None:
         Line2D([], [], color=INK, marker=markers[name], linestyle="none", markersize=5, label=plain(short(name, 46)))
         for name in settings
     ]
-    left, body_width = 0.8, 4.6
-    width = left + body_width + 0.75 + max(inches(short(name, 46)) for name in [*columns, *settings])
-    heading = heading_height(title, subtitle, width)
-    panel, below = max(2.4, (0.23 * len(key) + 0.2) / len(models)), 0.62
-    figure = new_figure(width, heading + len(models) * (0.25 + panel + below) + 0.1)
-    titles(figure, title, subtitle)
-    for index, model in enumerate(models):
-        top = heading + 0.25 + index * (0.25 + panel + below)
-        write(figure, left, top - 0.23, short(model, int(body_width / inches("x"))), fontweight="bold")
-        axes = new_axes(figure, left, top, body_width, panel)
+    figure, all_axes = panels(models, title, subtitle, key)
+    for model, axes in zip(models, all_axes, strict=True):
         axes.axhline(1, color=FAINT, linewidth=0.8, zorder=1)
         for line in lines:
             if line.row == model:
                 _draw(axes, line, columns[line.column], markers)
-        bare(axes)
-        axes.grid(color=GRID, linewidth=0.7, zorder=0)
-        axes.set_axisbelow(True)
         axes.margins(0.07, 0.12)
         axes.set_xlabel(f"{'time' if kind == 'time' else 'op'} coverage (%)", fontsize=FONT, color=INK)
         axes.set_ylabel("speedup (ratio)", fontsize=FONT, color=INK)
-        if index == 0:
-            axes.legend(handles=key, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=FONT, frameon=False)
     return figure
 
 
