@@ -17,6 +17,7 @@ from tracebench.case import Case, ModelSpec, soundness_options
 from tracebench.controls.vocabulary import wishes
 from tracebench.errors import unknown_choice
 from tracebench.frontends import FRONT_ENDS
+from tracebench.hookspec import spelled
 from tracebench.probes import ASPECTS, PROBES
 from tracebench.record import Record
 from tracebench.running import journal
@@ -69,8 +70,9 @@ def run(
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``mode`` (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0),
             ``stages``, ``throughput_seconds`` (10), ``probes`` and ``aspects`` (all), ``blame_seconds`` (20),
-            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options``, ``controls`` (such as
-            ``{"disable": ["layer4.1"]}``) and ``ablation`` (True: say what each control did).
+            ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options`` (such as
+            ``{"hook": function}`` with the front end hook), ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
+            ``ablation`` (True: say what each control did).
 
     Raises:
         RequestError: an option that does not exist or makes no sense.
@@ -82,10 +84,13 @@ def run(
         raise unknown_choice("front end", frontend, FRONT_ENDS)
     controls = dict(options.get("controls", {}))
     wishes(controls, frontend)
+    frontend_options = dict(options.get("frontend_options", {}))
+    if callable(hook := frontend_options.get("hook")):
+        frontend_options["hook"] = spelled(hook)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,
-        frontend_options=dict(options.get("frontend_options", {})),
+        frontend_options=frontend_options,
         executor=options.get("executor", "replay"),
         mode=options.get("mode", "inference"),
         device=options.get("device", "auto"),

@@ -20,6 +20,7 @@ from omegaconf import MISSING, OmegaConf
 from tracebench.case import DTYPES, Case, ModelSpec
 from tracebench.controls.vocabulary import CONTROLS, wishes
 from tracebench.errors import RequestError, unknown_choice
+from tracebench.hookspec import own_hook
 from tracebench.probes import ASPECTS, GROUPS, PROBES
 from tracebench.running.launch import ISOLATIONS
 from tracebench.running.limits import Limits
@@ -89,9 +90,10 @@ class FxConfig:
 
 @dataclass
 class HookConfig:
-    """A tape of the ATen ops of one run."""
+    """A tape of the ATen ops of one run; or a function of your own that returns a callable."""
 
     name: str = _key("hook", "name of the front end")
+    hook: str | None = _key(None, "your own: path/to/file.py:function or pkg.mod:function; null: the built-in tape")
     on_guard_failure: str = _key(
         "raise", "raise, or eager: run the model itself on a call that the tape does not hold for"
     )
@@ -283,6 +285,8 @@ def to_request(config: Any) -> Request:
     options = dict(plain["frontend"])
     controls = {name: value for name, value in plain["controls"].items() if name in CONTROLS and value}
     wishes(controls, options["name"])
+    if options["name"] == HookConfig.name:
+        options = own_hook(options, {f.name: f.default for f in dataclasses.fields(HookConfig)}, controls)
     case = Case(
         model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
         frontend=options.pop("name"),

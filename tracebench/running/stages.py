@@ -92,8 +92,8 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     subject = subject or subjects.load(case)
     case = _resolved(case, subject)
     # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
-    # controls may.
-    plain = case.executor == "replay" and not case.controls
+    # controls may. Nor does it know of a hook of the user's own.
+    plain = case.executor == "replay" and not case.controls and "hook" not in case.frontend_options
     expected = subject.expect.get(case.frontend) if plain else None
     journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
     front_end = make_front_end(case.frontend, case.frontend_options)
@@ -134,7 +134,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
         if "soundness" in case.stages and seconds > 0:
             capture = captures(for_verdict=True)
             seen = (error.traceback or "", error.user_location) if error else ("", None)
-            fault = Fault(verdict, case.frontend, detail, probe, *seen, case.executor != "replay")
+            fault = Fault(verdict, front_end.name, detail, probe, *seen, case.executor != "replay")
             afterwards.append(
                 lambda: _look_into(
                     journal, subject, capture, fault, lazy=lazy, controlled=bool(orders), seconds=seconds
@@ -387,7 +387,8 @@ def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:
     told = describe_error(stage, own_error(error))
     if told.user_location is None:
         # Raised outside the model's code, over what its forward takes or returns.
-        told = dataclasses.replace(told, user_location=definition(model.forward))
+        location = getattr(own_error(error), "location", None) or definition(model.forward)
+        told = dataclasses.replace(told, user_location=location)
     return told
 
 

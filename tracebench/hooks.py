@@ -1,0 +1,48 @@
+"""What a trace hook of your own can tell of its capture, beside the callable; docs/hooks.md has the contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tracebench.record import GraphBreak
+from tracebench.userlocation import is_user_file, short
+
+__all__ = ["GraphBreak", "Traced", "model_line"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A captured model: ``call`` has the module's own signature, and runs ``graphs``.
+
+    Each graph is a ``torch.fx.GraphModule`` or a TorchScript module that ``call`` calls as a module or by its
+    ``forward``. A hook that captures while it is called hands over lists, and adds to them as graphs are made and breaks
+    are met; they are looked at before each call.
+    """
+
+    call: Callable[..., Any]
+    graphs: Sequence[nn.Module] = ()
+    #: Where control goes back to Python, with the reason.
+    graph_breaks: Sequence[GraphBreak] = ()
+    #: What else a user should know of this capture.
+    notes: Sequence[str] = ()
+
+
+def model_line() -> str | None:
+    """Return ``file:line`` of the innermost line of user code that is not in the caller's own file.
+
+    Called by a hook while the model runs, that is the model's line.
+    """
+    frame = sys._getframe(1)
+    own = frame.f_code.co_filename
+    found: Any = frame
+    while found is not None:
+        filename = found.f_code.co_filename
+        if filename != own and is_user_file(filename):
+            return short(filename, found.f_lineno)
+        found = found.f_back
+    return None
