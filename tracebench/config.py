@@ -285,11 +285,12 @@ def to_request(config: Any) -> Request:
     options = dict(plain["frontend"])
     controls = {name: value for name, value in plain["controls"].items() if name in CONTROLS and value}
     wishes(controls, options["name"])
-    if options["name"] == HookConfig.name:
+    front_end = options.pop("name")
+    if front_end == HookConfig.name:
         options = own_hook(options, {f.name: f.default for f in dataclasses.fields(HookConfig)}, controls)
     case = Case(
         model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
-        frontend=options.pop("name"),
+        frontend=front_end,
         frontend_options=options,
         executor=plain["executor"]["name"],
         mode=plain["mode"],

@@ -20,8 +20,8 @@ class Traced:
     """A captured model: ``call`` has the module's own signature, and runs ``graphs``.
 
     Each graph is a ``torch.fx.GraphModule`` or a TorchScript module that ``call`` calls as a module or by its
-    ``forward``. A hook that captures while it is called hands over lists, and adds to them as graphs are made and breaks
-    are met; they are looked at before each call.
+    ``forward``. A hook that captures while it is called hands over lists, and adds to them as graphs are made and
+    breaks are met; they are looked at before and after each call.
     """
 
     call: Callable[..., Any]

@@ -171,7 +171,7 @@ class Parameter:
 
 def parameters_of(signature: inspect.Signature) -> list[Parameter]:
     """Return the parameters of ``signature``."""
-    kinds = {
+    kinds: dict[Any, str] = {
         inspect.Parameter.KEYWORD_ONLY: "keyword",
         inspect.Parameter.VAR_POSITIONAL: "*",
         inspect.Parameter.VAR_KEYWORD: "**",

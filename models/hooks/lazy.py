@@ -38,9 +38,7 @@ def custom_trace(model, inputs):
         session.flush()
         for module in model.modules():  # what the model keeps must have values, too
             for kept in (vars(module), module._buffers):
-                kept.update(
-                    {name: session.real(value) for name, value in kept.items() if isinstance(value, FakeTensor)}
-                )
+                kept.update({name: session.real(value) for name, value in kept.items()})
         return pytree.tree_map(session.real, result)
 
     return Traced(call, made.graphs, made.breaks)
@@ -120,7 +118,7 @@ class Session(TorchFunctionMode):
             torch.set_grad_enabled(self.grad)
             values = self.made.get(self.graph)(*self.inputs)
             torch.set_grad_enabled(after)
-            self.values.update(zip(wanted, values))
+            self.values.update(zip(wanted, values, strict=True))
         self.begin()
 
     def fake(self, value):

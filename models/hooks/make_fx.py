@@ -26,9 +26,9 @@ def custom_trace(model, inputs, kwargs):
 
     def run(*tensors):
         nonlocal output_form
-        state = dict(zip(names, tensors))
+        state = dict(zip(names, tensors, strict=False))
         given = list(leaves)
-        for place, tensor in zip(places, tensors[len(names) :]):
+        for place, tensor in zip(places, tensors[len(names) :], strict=True):
             given[place] = tensor
         args, kwargs = pytree.tree_unflatten(given, form)
         flat, output_form = pytree.tree_flatten(functional_call(traced, state, args, kwargs))
@@ -40,7 +40,7 @@ def custom_trace(model, inputs, kwargs):
         given, given_form = pytree.tree_flatten((args, kwargs))
         if given_form != form:
             raise TypeError(f"the graph was made for arguments of the form {form}, not {given_form}")
-        for place, (before, now) in enumerate(zip(leaves, given)):
+        for place, (before, now) in enumerate(zip(leaves, given, strict=True)):
             if place not in places and before != now:
                 raise ValueError(f"argument {place} was {before!r} when the graph was made, and is {now!r}")
         state = [tensor for _, tensor in _state(model)]

@@ -146,10 +146,11 @@ def _told(returned: Any, hook: str, location: str | None) -> Traced:
         HookError: it is none, and no callable either; or something told in it is of the wrong kind.
     """
     told = returned if isinstance(returned, Traced) else Traced(returned)
-    if not callable(told.call):
+    call: object = told.call
+    if not callable(call):
         what = "a Traced whose call is " if returned is told else ""
         raise HookError(
-            f"{hook} returned {what}{type(told.call).__name__}, which cannot be called; a hook returns a callable "
+            f"{hook} returned {what}{type(call).__name__}, which cannot be called; a hook returns a callable "
             "with the module's signature, or tracebench.hooks.Traced",
             location,
         )
@@ -183,7 +184,7 @@ class _Events(Events):
     known: _Known
 
     @property
-    def compilations(self) -> int:  # type: ignore[override]
+    def compilations(self) -> int:
         """How many graphs the hook has told of."""
         return len(self.known.told.graphs) if "known" in vars(self) else 0
 
