@@ -66,7 +66,7 @@ class Case:
     #: Whether the case is captured without each of its controls, too.
     ablation: bool = True
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
-    capture: dict[str, Any] = field(default_factory=lambda: {"dump": False})
+    capture: dict[str, Any] = field(default_factory=lambda: {"dump": False, "save": False})
     soundness: dict[str, Any] = field(default_factory=lambda: soundness_options(probes=("use",)))
     throughput: dict[str, Any] = field(default_factory=dict)
 

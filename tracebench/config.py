@@ -145,6 +145,7 @@ class CaptureConfig:
     """What is kept of a capture."""
 
     dump: bool = _key(False, "write the graphs as text and code, and torch's trace log (for tlparse), to graphs/KEY/")
+    save: bool = _key(False, "save the artifact to artifacts/KEY.pt (.ts: TorchScript) and load it in another process")
 
 
 @dataclass

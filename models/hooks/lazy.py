@@ -25,7 +25,7 @@ from tracebench.hooks import GraphBreak, Traced, model_line
 PLAIN = (bool, int, float, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def custom_trace(model, inputs):
+def custom_trace(model, inputs, kwargs):
     """Capture nothing yet: graphs and graph breaks are added while the model is called."""
     made = Graphs()
 

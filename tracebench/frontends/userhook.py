@@ -24,7 +24,7 @@ from torch import fx, nn
 from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant
+from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant, saver
 from tracebench.frontends.jit_fixed import baked, computing_nodes
 from tracebench.hooks import Traced
 from tracebench.hookspec import FORM, HookSpec, misfit, parameters_of, takes_kwargs
@@ -103,7 +103,14 @@ class UserHook:
             )
         capture = _Known(told, model, executor if lowers else None, marked, self.hook, location)
         capture.look()
-        return Capture(capture.call(), model, capture.events)
+        graph = told.call if isinstance(told.call, _GRAPHS) else None
+        return Capture(
+            capture.call(),
+            model,
+            capture.events,
+            save=saver(graph) if graph is not None else None,
+            unsavable="" if graph is not None else "the hook returned no graph but a callable that may run some",
+        )
 
 
 def load(spec: HookSpec) -> Callable[..., Any]:

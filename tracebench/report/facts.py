@@ -310,6 +310,8 @@ def remarks(record: Record) -> list[str]:
     if excluded:
         listed = [_excluded(item) for item in excluded]
         said.append(f"left to Python, for it refuses: {some(listed, 3, 'module')}")
+    if record.capture is not None and (artifact := record.capture.artifact) is not None:
+        said.append(f"artifact: {artifact.mb:.4g} MB in {clean(artifact.path)}; {clean(artifact.detail)}")
     if record.coverage is not None and record.coverage.note:
         said.append(f"coverage: {clean(record.coverage.note)}")
     if record.coverage is not None and record.coverage.missing:

@@ -64,7 +64,7 @@ def work(job: dict[str, Any]) -> None:
     from tracebench.case import Case
     from tracebench.running.stages import run_case
 
-    run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]))
+    run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]), artifact=Path(job["artifact"]))
 
 
 def run_and_exit(job: dict[str, Any]) -> None:

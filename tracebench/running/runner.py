@@ -48,12 +48,21 @@ def run_case(
     launcher: Launcher,
     config: dict[str, Any] | None = None,
     dump: Path | None = None,
+    artifact: Path | None = None,
 ) -> Record:
-    """Run ``case`` in a process of its own and return its record; ``dump`` is where graphs go if they are asked for."""
+    """Run ``case`` in a process of its own and return its record.
+
+    ``dump`` is the folder that graphs go to if they are asked for, and ``artifact`` the file for what is captured.
+    """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     started = time.perf_counter()
     with _scratch() as scratch:
-        job = {"kind": "case", "case": case.to_dict(), "dump": str((dump or scratch / "graphs").resolve())}
+        job = {
+            "kind": "case",
+            "case": case.to_dict(),
+            "dump": str((dump or scratch / "graphs").resolve()),
+            "artifact": str((artifact or scratch / "artifact.pt").resolve()),
+        }
         ending = _run(job, scratch, limits, launcher, _preload(case))
         entries = journal.read(scratch / "journal")
         failure = _failure(ending, entries, scratch / "log")

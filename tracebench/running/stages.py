@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import time
 import traceback
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tracebench import environment
 from tracebench import subject as subjects
+from tracebench.artifact import judge_artifact, save_artifact, try_artifact
 from tracebench.case import Case
 from tracebench.controls.ablation import differences, figures
 from tracebench.controls.causes import cause as cause_of_nothing
@@ -29,7 +32,7 @@ from tracebench.errors import CallError, CaptureError, RequestError
 from tracebench.executors import make_executor
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
-from tracebench.frontends.base import Capture, FrontEnd, Inputs
+from tracebench.frontends.base import UNSAVED, Capture, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
@@ -43,10 +46,17 @@ from tracebench.throughput.stage import time_capture
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
-def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump: Path | None = None) -> None:
+def run_case(
+    case: Case,
+    journal: Journal,
+    subject: Subject | None = None,
+    dump: Path | None = None,
+    artifact: Path | None = None,
+) -> None:
     """Run every stage of ``case``; ``subject`` is the model if it did not come from a file.
 
-    ``dump`` is the folder that graphs are written to, if the case asks for them.
+    ``dump`` is the folder that graphs are written to, if the case asks for them, and ``artifact`` the file that what is
+    captured is saved to.
 
     A refusal of the front end is a finding. So is bad input and running out of memory, told as such.
 
@@ -63,6 +73,8 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
             with journal.stage("reference"):
                 _reference(asked.subject)
             afterwards = _run_stages(asked, journal, dump if case.capture["dump"] else None)
+            if case.capture["save"] and artifact is not None and journal.found.get("verdict") != "refused":
+                afterwards.append(functools.partial(_save, asked, journal, artifact))
         except Exception as error:
             if is_out_of_memory(error):
                 journal.put(status="oom", error=describe_error(journal.current, error))
@@ -254,6 +266,37 @@ def _reach(subject: Subject, order: Order) -> Reach | None:
             return reach(order.target, model, lambda: model(*inputs.args, **inputs.kwargs))
     except Exception:
         return None
+
+
+def _save(asked: _Asked, journal: Journal, path: Path) -> None:
+    """Save what is captured, and see what another process gets from it."""
+    subject = asked.subject
+    with journal.stage("artifact"), subject.grad_mode():
+        try:
+            inputs = subject.fresh_inputs()
+            made = _capturer(asked.front_end, "replay", asked.orders, marked=False, for_verdict=False)(
+                subject.fresh_model(), subject.fresh_inputs()
+            )
+            if made.save is None:
+                if not any(note.startswith(UNSAVED) for note in made.events.notes):
+                    journal.note(f"{UNSAVED}{made.unsavable or f'{asked.case.frontend} has no way to'}")
+                return
+            saved = save_artifact(made.save, path)
+            given = subject.fresh_inputs()
+            seed_everything(subject.seed)
+            with subject.hooks.call_context(0):
+                returned = made.call(*inputs.args, **inputs.kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            journal.note(f"{UNSAVED}{type(error).__name__}: {first_line(own_error(error))}")
+            return
+        found = judge_artifact(
+            saved,
+            tree_leaves(returned),
+            lambda: try_artifact(saved, given.args, dict(given.kwargs), subject.seed, subject.training),
+        )
+        journal.put(capture=dataclasses.replace(journal.found["capture"], artifact=found))
 
 
 def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: float) -> None:
