@@ -12,7 +12,19 @@ from torch import nn
 from tracebench.record import GraphBreak
 from tracebench.userlocation import is_user_file, short
 
-__all__ = ["GraphBreak", "Traced", "model_line"]
+__all__ = ["GraphBreak", "Graphs", "Traced", "model_line"]
+
+
+class Graphs(list[nn.Module]):
+    """Graphs that a hook makes while it is called: ``append`` each before it is first called."""
+
+    #: The harness's; it marks the graph, or has a compiler lower it.
+    on_append: Callable[[nn.Module], None] = staticmethod(lambda graph: None)
+
+    def append(self, graph: nn.Module) -> None:
+        """Add a graph."""
+        self.on_append(graph)
+        super().append(graph)
 
 
 @dataclass(frozen=True)
@@ -20,8 +32,8 @@ class Traced:
     """A captured model: ``call`` has the module's own signature, and runs ``graphs``.
 
     Each graph is a ``torch.fx.GraphModule`` or a TorchScript module that ``call`` calls as a module or by its
-    ``forward``. A hook that captures while it is called hands over lists, and adds to them as graphs are made and
-    breaks are met; they are looked at before and after each call.
+    ``forward``. ``graphs`` is ``Graphs()`` where they are made while ``call`` runs. Graph breaks and notes may be lists
+    that are added to by then.
     """
 
     call: Callable[..., Any]

@@ -102,7 +102,7 @@ class HookSpec:
             tree = ast.parse(_read(path), str(path))
         except (SyntaxError, ValueError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise RequestError(f"the hook's file {path}{line} is no Python: {error}") from None
+            raise RequestError(f"the hook's file {path}{line} is no Python: {error}. {FORM}") from None
         names: dict[str, ast.arguments | None] = {}
         for node in _top_level(tree):
             names |= _bound(node)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tracebench.hooks import GraphBreak, Traced, model_line
+from tracebench.hooks import GraphBreak, Graphs, Traced, model_line
 
 #: Answers that do not depend on values.
 PLAIN = (bool, int, float, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -27,7 +27,7 @@ PLAIN = (bool, int, float, type(None), torch.Size, torch.dtype, torch.device, to
 
 def custom_trace(model, inputs, kwargs):
     """Capture nothing yet: graphs and graph breaks are added while the model is called."""
-    made = Graphs()
+    made = Made()
 
     def call(*args, **kwargs):
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -44,11 +44,11 @@ def custom_trace(model, inputs, kwargs):
     return Traced(call, made.graphs, made.breaks)
 
 
-class Graphs:
+class Made:
     """All graphs made so far, by their text, and where they had to end."""
 
     def __init__(self):
-        self.graphs, self.breaks, self.known = [], [], {}
+        self.graphs, self.breaks, self.known = Graphs(), [], {}
 
     def get(self, graph):
         """Return the module of ``graph``, a known one if there is one of the same text."""

@@ -26,7 +26,7 @@ from tracebench.errors import RequestError, unknown_choice
 from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, count_nodes, describe_constant, saver
 from tracebench.frontends.jit_fixed import baked, computing_nodes
-from tracebench.hooks import Traced
+from tracebench.hooks import Graphs, Traced
 from tracebench.hookspec import FORM, HookSpec, misfit, parameters_of, takes_kwargs
 from tracebench.record import Constant, GraphBreak
 from tracebench.subject import import_file
@@ -34,8 +34,11 @@ from tracebench.userlocation import definition
 
 _GRAPHS = (fx.GraphModule, torch.jit.ScriptModule)
 NO_GRAPHS = (
-    "the hook told of no graphs, so none of its work counts as captured: return a torch.fx.GraphModule, or "
-    "tracebench.hooks.Traced(call, graphs=[...])"
+    "the hook told of no graphs, so none of its work counts as captured, and no compiler gets any: return a "
+    "torch.fx.GraphModule, or tracebench.hooks.Traced(call, graphs=[...])"
+)
+LATE_GRAPHS = (
+    "the hook added graphs to a plain list after it had returned, which do not count: use tracebench.hooks.Graphs()"
 )
 
 
@@ -95,22 +98,17 @@ class UserHook:
         further = {"kwargs": dict(inputs.kwargs)} if takes else {}
         told = _told(self.function(model, tuple(inputs.args), **further), self.hook, location)
         lowers = executor.name != "replay"
-        if lowers and not told.graphs and not isinstance(told.graphs, list):
+        if lowers and not told.graphs and not isinstance(told.graphs, Graphs):
             raise HookError(
                 f"executor={executor.name} has nothing to lower: {self.hook} told of no graphs. Return a "
                 "torch.fx.GraphModule, or tracebench.hooks.Traced(call, graphs=[...])",
                 location,
             )
-        capture = _Known(told, model, executor if lowers else None, marked, self.hook, location)
-        capture.look()
-        graph = told.call if isinstance(told.call, _GRAPHS) else None
-        return Capture(
-            capture.call(),
-            model,
-            capture.events,
-            save=saver(graph) if graph is not None else None,
-            unsavable="" if graph is not None else "the hook returned no graph but a callable that may run some",
-        )
+        known = _Known(told, model, executor if lowers else None, marked, self.hook)
+        call, save, unsavable = told.call, None, "the hook returned no graph but a callable that may run some"
+        if isinstance(told.call, _GRAPHS):
+            save, unsavable = saver(told.call), ""
+        return Capture(call, model, known.events, save=save, unsavable=unsavable)
 
 
 def load(spec: HookSpec) -> Callable[..., Any]:
@@ -185,85 +183,52 @@ def _tuple(kinds: Any) -> tuple[Any, ...]:
     return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
-class _Events(Events):
-    """Events of a hook that may capture more with each call."""
-
-    known: _Known
-
-    @property
-    def compilations(self) -> int:
-        """How many graphs the hook has told of."""
-        return len(self.known.told.graphs) if "known" in vars(self) else 0
-
-    @compilations.setter
-    def compilations(self, value: int) -> None:
-        assert value == 0, "the hook's graphs are what is counted"
-
-
 class _Known:
-    """What is known of a hook's capture so far: each graph that turns up is noted, and marked or lowered."""
+    """What is known of a hook's capture so far: each graph that is told of is noted, and marked or lowered."""
 
-    def __init__(
-        self,
-        told: Traced,
-        model: nn.Module,
-        executor: Executor | None,
-        marked: bool,
-        hook: str,
-        location: str | None,
-    ) -> None:
-        self.told = told
-        self.events = _Events(refresh=self.look)
-        self.events.known = self
+    def __init__(self, told: Traced, model: nn.Module, executor: Executor | None, marked: bool, hook: str) -> None:
+        self.events = Events(refresh=self.look)
+        self._told = told
         self._model = model
         self._state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._executor = executor
         self._marked = marked
-        self._hook, self._location = hook, location
-        self._seen = 0
+        self._hook = hook
+        self._taken = 0
+        for graph in told.graphs:
+            self.take(graph)
+        self.events.compilations = 0
+        if isinstance(told.graphs, Graphs):
+            told.graphs.on_append = self.take
+        self.look()
 
-    def call(self) -> Callable[..., Any]:
-        """Return what is called in the place of the model."""
-        call = self.told.call
-        if not isinstance(self.told.graphs, list) or not (self._marked or self._executor):
-            return call
-
-        def looking(*args: Any, **kwargs: Any) -> Any:
-            self.look()
-            result = call(*args, **kwargs)
-            self.look()
-            if self._executor and not self.told.graphs:
-                raise HookError(
-                    f"executor={self._executor.name} has nothing to lower: a call of what {self._hook} returned made "
-                    "no graph",
-                    self._location,
-                )
-            return result
-
-        return looking
-
-    def look(self) -> None:
-        """Take note of what the hook has told since the last look.
+    def take(self, graph: nn.Module) -> None:
+        """Take note of a graph before it is first called.
 
         Raises:
-            HookError: something of the wrong kind was added.
+            HookError: it is none.
         """
-        for graph in self.told.graphs[self._seen :]:
-            _check("graphs", (graph,), _GRAPHS, self._hook, self._location)
-            number = self.events.add_graph(graph, _nodes(graph))
-            self.events.constants += _constants(graph, self._model, self._state)
-            self._seen += 1
-            if number is None:
-                continue
-            if self._executor is not None:
-                # A compiler looks at the graph's own forward, so what it compiles is a copy that keeps it.
-                vars(graph)["forward"] = self._executor.wrap(copy.copy(graph))
-            if self._marked:
-                vars(graph)["forward"] = regions.inside(graph.forward, number)
-        self.events.graph_breaks = list(self.told.graph_breaks)
-        self.events.notes = list(self.told.notes)
-        if not self.told.graphs:
+        _check("graphs", (graph,), _GRAPHS, self._hook, None)
+        self._taken += 1
+        self.events.compilations += 1
+        self.events.constants += _constants(graph, self._model, self._state)
+        number = self.events.add_graph(graph, _nodes(graph))
+        if number is None:
+            return
+        if self._executor is not None:
+            # A compiler looks at the graph's own forward, so what it compiles is a copy that keeps it.
+            vars(graph)["forward"] = self._executor.wrap(copy.copy(graph))
+        if self._marked:
+            vars(graph)["forward"] = regions.inside(graph.forward, number)
+
+    def look(self) -> None:
+        """Bring up to date what the hook tells besides."""
+        self.events.graph_breaks = list(self._told.graph_breaks)
+        self.events.notes = list(self._told.notes)
+        if not self._told.graphs:
             self.events.notes.append(NO_GRAPHS)
+        if len(self._told.graphs) > self._taken:
+            self.events.notes.append(LATE_GRAPHS)
 
 
 def _nodes(graph: nn.Module) -> int:
