@@ -5,7 +5,7 @@ Each torch function is written down in place of being run. Where Python wants a 
 the model's line. A graph that was made before is used again. Branches stay alive, since Python decides at each call;
 the price is that Python, and the writing down, run at each call.
 
-Not for models under autocast, nor for those that keep tensors of a call in containers of their own.
+Not for models that use autocast (it raises), have a ``backward`` of their own, or keep tensors in containers.
 
     python -m tracebench model=resnet18 frontend=hook frontend.hook=models/hooks/lazy.py
 """
@@ -30,8 +30,6 @@ def custom_trace(model, inputs, kwargs):
     made = Made()
 
     def call(*args, **kwargs):
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise NotImplementedError("this recorder does not follow autocast")
         session = Session(made)
         with session:
             result = model(*args, **kwargs)
@@ -39,7 +37,7 @@ def custom_trace(model, inputs, kwargs):
         for module in model.modules():  # what the model keeps must have values, too
             for kept in (vars(module), module._buffers):
                 kept.update({name: session.real(value) for name, value in kept.items()})
-        return pytree.tree_map(session.real, result)
+        return pytree.tree_map(session.returned, result)
 
     return Traced(call, made.graphs, made.breaks)
 
@@ -83,6 +81,10 @@ class Session(TorchFunctionMode):
         self.grad = torch.is_grad_enabled()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise NotImplementedError("this recorder does not follow autocast")
+        if function is torch.Tensor.data_ptr:  # of a fake it is 0, not an error
+            return self.now(function, args, kwargs or {})
         given = fx.node.map_aggregate((args, kwargs or {}), self.fake)
         grad = torch.is_grad_enabled()
         try:
@@ -133,6 +135,12 @@ class Session(TorchFunctionMode):
     def real(self, value):
         """Return the real tensor that a fake one stands for, once it has been run."""
         return self.values[value] if isinstance(value, FakeTensor) else value
+
+    def returned(self, value):
+        """Return what the call returns for ``value``; an object of a class of the model's may hold fake tensors."""
+        if not isinstance(value, (torch.Tensor, str, *PLAIN)):
+            raise TypeError(f"this recorder does not look into an output of type {type(value).__name__}")
+        return self.real(value)
 
     def node_of(self, value):
         """Return what stands for ``value`` in the graph; what is known already becomes an input of it."""

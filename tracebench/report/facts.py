@@ -106,8 +106,8 @@ def own_hook(record: Record) -> str | None:
 
 def _short_hooks(records: Sequence[Record]) -> dict[str, str]:
     hooks = dict.fromkeys(hook for record in records if (hook := own_hook(record)) is not None)
-    # A file is named without its folder, where no other has that name.
-    short = {hook: hook.replace("\\", "/").rpartition("/")[2] for hook in hooks}
+    # A file is named without its folder and suffix, where no other has that name.
+    short = {hook: hook.replace("\\", "/").rpartition("/")[2].replace(".py", "") for hook in hooks}
     seen = Counter(short.values())
     return {hook: name if seen[name] == 1 else hook for hook, name in short.items()}
 
