@@ -375,6 +375,14 @@ def test_what_only_the_built_in_hook_has_is_refused(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"controls\.disable is something that a hook of your own"):
         own_hook({"hook": "good.py:trace", "on_guard_failure": "raise"}, DEFAULTS, {"disable": ["inner"]})
     assert own_hook({"hook": "good.py:trace", "on_guard_failure": "raise"}, DEFAULTS, {}) == {"hook": "good.py:trace"}
+    for options in (
+        {"frontend_options": {"hook": as_it_is, "on_guard_failure": "eager"}},
+        {"controls": {"disable": ["x"]}},
+    ):
+        with pytest.raises(RequestError, match=r"built-in hook|not told of"):
+            package.run(Net(), (torch.ones(2, 4),), "hook", **{"frontend_options": {"hook": as_it_is}} | options)
+    with pytest.raises(RequestError, match="top level"):
+        run(lambda model, inputs: model)
     assert own_hook({"hook": None, "on_guard_failure": "eager"}, DEFAULTS, {}) == {"on_guard_failure": "eager"}
 
 

@@ -17,7 +17,7 @@ from tracebench.case import Case, ModelSpec, soundness_options
 from tracebench.controls.vocabulary import wishes
 from tracebench.errors import unknown_choice
 from tracebench.frontends import FRONT_ENDS
-from tracebench.hookspec import spelled
+from tracebench.hookspec import check_alone, spelled
 from tracebench.probes import ASPECTS, PROBES
 from tracebench.record import Record
 from tracebench.running import journal
@@ -85,8 +85,9 @@ def run(
     controls = dict(options.get("controls", {}))
     wishes(controls, frontend)
     frontend_options = dict(options.get("frontend_options", {}))
-    if callable(hook := frontend_options.get("hook")):
-        frontend_options["hook"] = spelled(hook)
+    if (hook := frontend_options.get("hook")) is not None:
+        frontend_options["hook"] = spelled(hook) if callable(hook) else hook
+        check_alone(frontend_options, {}, controls)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,

@@ -131,6 +131,19 @@ def own_hook(options: Mapping[str, Any], defaults: Mapping[str, Any], controls: 
     text = options.get("hook")
     if text is None:
         return {name: value for name, value in options.items() if name != "hook"}
+    check_alone(options, defaults, controls)
+    spec = HookSpec.parse(str(text))
+    spec.check()
+    return {"hook": str(spec)}
+
+
+def check_alone(options: Mapping[str, Any], defaults: Mapping[str, Any], controls: Mapping[str, Any]) -> None:
+    """See that nothing is asked of a user's own hook (``options["hook"]``) that only the built-in hook has.
+
+    Raises:
+        RequestError: an option other than its default, or a control.
+    """
+    text = options["hook"]
     for name, value in options.items():
         if name != "hook" and value != defaults.get(name):
             raise RequestError(
@@ -143,9 +156,6 @@ def own_hook(options: Mapping[str, Any], defaults: Mapping[str, Any], controls: 
             f"controls.{asked[0]} is something that a hook of your own ({text}) is not told of. "
             "Leave the controls out, or have the hook do it."
         )
-    spec = HookSpec.parse(str(text))
-    spec.check()
-    return {"hook": str(spec)}
 
 
 def spelled(function: Any) -> str:
