@@ -1,4 +1,4 @@
-"""Brings what README.md shows of runs up to date with the records of ``results/reference-*``."""
+"""Brings what README.md and docs/hooks.md show of runs up to date with the records of ``results/reference-*``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tracebench.report import load_records, render_table
 from tracebench.report.plots import PLOTS, png
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/hooks.md")
 _BLOCK = re.compile(r"(<!-- table of results/(?P<name>[\w-]+)(?P<short>, short)? -->\n```text\n).*?(```\n)", re.S)
 
 
@@ -22,7 +23,7 @@ def records_of(name: str) -> list[Record]:
 
 
 def readme(text: str) -> str:
-    """Return the README's text with the tables that the reference records give.
+    """Return a page's text with the tables that the reference records give.
 
     A short table is the printed one without what stands below it, but for the closing count of cases.
     """
@@ -38,9 +39,10 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    """Write README.md and the plot it shows."""
-    path = ROOT / "README.md"
-    path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the pages and the plot that README.md shows."""
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
     draw, _ = PLOTS["verdicts"]
     figure = draw(records_of("reference-cpu"))
     assert figure is not None

@@ -18,6 +18,7 @@ from tracebench.controls.vocabulary import wishes
 from tracebench.errors import unknown_choice
 from tracebench.executor_settings import checked
 from tracebench.frontends import FRONT_ENDS
+from tracebench.hookspec import check_alone, spelled
 from tracebench.probes import ASPECTS, PROBES
 from tracebench.record import Record
 from tracebench.running import journal
@@ -72,7 +73,8 @@ def run(
         options: ``executor`` (replay), ``executor_settings`` (such as ``{"mode": "max-autotune"}``), ``mode``
             (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0), ``stages``, ``throughput_seconds`` (10),
             ``probes`` and ``aspects`` (all), ``blame_seconds`` (20), ``lifecycle_seconds`` (20), ``name`` (the
-            model's class), ``frontend_options``, ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
+            model's class), ``frontend_options`` (such as ``{"hook": function}`` with the front end hook),
+            ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
             ``ablation`` (True: say what each control did).
 
     Raises:
@@ -86,10 +88,14 @@ def run(
     executor = options.get("executor", "replay")
     controls = dict(options.get("controls", {}))
     wishes(controls, frontend)
+    frontend_options = dict(options.get("frontend_options", {}))
+    if (hook := frontend_options.get("hook")) is not None:
+        frontend_options["hook"] = spelled(hook) if callable(hook) else hook
+        check_alone(frontend_options, {}, controls)
     case = Case(
         model=ModelSpec(options.get("name", type(model).__name__), path=""),
         frontend=frontend,
-        frontend_options=dict(options.get("frontend_options", {})),
+        frontend_options=frontend_options,
         executor=executor,
         executor_settings=checked(executor, options.get("executor_settings", {})),
         mode=options.get("mode", "inference"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracebench.errors import RequestError
+from tracebench.hookspec import HookSpec
 from tracebench.probes import ASPECTS, GROUPS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -69,7 +70,7 @@ class Case:
     #: Whether the case is captured without each of its controls, too.
     ablation: bool = True
     stages: tuple[str, ...] = ("soundness", "coverage", "throughput")
-    capture: dict[str, Any] = field(default_factory=lambda: {"dump": False})
+    capture: dict[str, Any] = field(default_factory=lambda: {"dump": False, "save": False})
     soundness: dict[str, Any] = field(default_factory=lambda: soundness_options(probes=("use",)))
     throughput: dict[str, Any] = field(default_factory=dict)
 
@@ -138,16 +139,18 @@ def _text(value: Any) -> str:
 
 
 def key(case: Case, versions: dict[str, str]) -> str:
-    """Return 16 hex digits that name this case: its request, its model file's content and ``versions``.
+    """Return 16 hex digits that name this case: its request, its files' content (model, own hook) and ``versions``.
 
     The order in which keys were given and the folder the project lies in make no difference.
 
     Raises:
-        RequestError: the model file cannot be read.
+        RequestError: a file cannot be read.
     """
     content = case.to_dict()
     content["model"]["path"] = _digest(Path(case.model.path))
     del content["controls_preset"]  # what it is called makes no other case
+    if (hook := case.frontend_options.get("hook")) is not None:
+        content["frontend_options"]["hook"] = HookSpec.parse(hook).identity()
     text = json.dumps([content, versions], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

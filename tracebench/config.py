@@ -22,6 +22,7 @@ from tracebench.controls.vocabulary import CONTROLS, wishes
 from tracebench.errors import RequestError, unknown_choice
 from tracebench.executor_settings import MODES as COMPILER_MODES
 from tracebench.executor_settings import checked
+from tracebench.hookspec import own_hook
 from tracebench.probes import ASPECTS, GROUPS, PROBES
 from tracebench.running.launch import ISOLATIONS
 from tracebench.running.limits import Limits
@@ -93,9 +94,10 @@ class FxConfig:
 
 @dataclass
 class HookConfig:
-    """A tape of the ATen ops of one run."""
+    """A tape of the ATen ops of one run; or a function of your own that returns a callable."""
 
     name: str = _key("hook", "name of the front end")
+    hook: str | None = _key(None, "your own: path/to/file.py:function or pkg.mod:function; null: the built-in tape")
     on_guard_failure: str = _key(
         "raise", "raise, or eager: run the model itself on a call that the tape does not hold for"
     )
@@ -156,6 +158,7 @@ class CaptureConfig:
     """What is kept of a capture."""
 
     dump: bool = _key(False, "write the graphs as text and code, and torch's trace log (for tlparse), to graphs/KEY/")
+    save: bool = _key(False, "save the artifact to artifacts/KEY.pt (.ts: TorchScript) and load it in another process")
 
 
 @dataclass
@@ -303,9 +306,12 @@ def to_request(config: Any) -> Request:
     settings = checked(executor["name"], {name: value for name, value in executor.items() if name != "name"})
     controls = {name: value for name, value in plain["controls"].items() if name in CONTROLS and value}
     wishes(controls, options["name"])
+    front_end = options.pop("name")
+    if front_end == HookConfig.name:
+        options = own_hook(options, {f.name: f.default for f in dataclasses.fields(HookConfig)}, controls)
     case = Case(
         model=ModelSpec(path.stem if own_file else model["name"], str(path.resolve()), model["options"]),
-        frontend=options.pop("name"),
+        frontend=front_end,
         frontend_options=options,
         executor=executor.pop("name"),
         executor_settings=settings,

@@ -132,6 +132,24 @@ class Excluded:
 
 
 @dataclass(frozen=True)
+class Artifact:
+    """The capture as a file; ``path`` is from the folder of the results on."""
+
+    path: str
+    bytes: int
+    #: Whether another process, without the model's source, loads it and gets the capture's outputs on the example
+    #: inputs to the bit; null where that was not tried.
+    loads: bool | None
+    #: What came of it.
+    detail: str
+
+    @property
+    def mb(self) -> float:
+        """Its size in MB (10^6 bytes)."""
+        return self.bytes / 1e6
+
+
+@dataclass(frozen=True)
 class CaptureInfo:
     """Events of capturing. ``seconds`` is wall time; for a front end that captures at the first call, of that call."""
 
@@ -156,6 +174,8 @@ class CaptureInfo:
     dump: str | None = None
     #: Microseconds that a steady-state call spends on finding the compiled code that holds, guards included.
     guard_us: float | None = None
+    #: Null where it was not asked for, or cannot be saved; a note says why.
+    artifact: Artifact | None = None
 
 
 @dataclass(frozen=True)

@@ -297,18 +297,19 @@ def from_objects(case: Case, model: nn.Module, example_inputs: Any, other_inputs
     )
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import a model file under a name of its own.
+def import_file(path: Path, kind: str = "model") -> ModuleType:
+    """Import a user's file (``kind`` says what it is: a model, a hook) under a name of its own.
 
     Raises:
         RequestError: it is missing or does not import.
     """
+    give = {"model": "model=file model.path=FILE.py", "hook": "frontend=hook frontend.hook=FILE.py"}[kind]
     if not path.is_file():
-        raise RequestError(f"there is no model file {path}. Give one with model=file model.path=FILE.py.")
-    name = f"tracebench_model_{path.stem}"
+        raise RequestError(f"there is no {kind} file {path}. Give one with {give}.")
+    name = f"tracebench_{kind}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise RequestError(f"{path} is not a Python file. Give one with model=file model.path=FILE.py.")
+        raise RequestError(f"{path} is not a Python file. Give one with {give}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     # As when Python runs the file: modules beside it can be imported.

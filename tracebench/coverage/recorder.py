@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.coverage.flops import flops
@@ -130,7 +131,7 @@ class _Recorder(TorchDispatchMode):
         inside = self._side(number)
         found = None if inside is not False else self._origin(sys._getframe(1), number)
         result = func(*args, **kwargs)
-        if inside is not None:
+        if inside is not None and not _without_values(args, kwargs, result):
             work = flops(func, args, kwargs, result, self._tally.without_formula)
             if number is None:
                 phase, place = FORWARD, regions.graphs_entered() - self._entered
@@ -181,6 +182,15 @@ class _Recorder(TorchDispatchMode):
         made = self._origins[index]
         # A backward pass written in Python has lines of its own.
         return replace(made, frames=here.frames + made.frames) if here.frames else made
+
+
+def _without_values(*given: Any) -> bool:
+    """Return whether an op works out shapes alone, as a tracer does that runs at each call: no work of the model."""
+    return any(
+        isinstance(leaf, FakeTensor) or leaf.is_meta
+        for leaf in torch.utils._pytree.tree_leaves(given)
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def _line(op: Op, args: Any, kwargs: Any, result: Any) -> str:

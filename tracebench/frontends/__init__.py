@@ -15,6 +15,7 @@ FRONT_ENDS = {
     "hook": "tracebench.frontends.hook:Hook",
     "eager": "tracebench.frontends.eager:Eager",
 }
+_USER_HOOK = "tracebench.frontends.userhook:UserHook"
 
 
 def make_front_end(name: str, options: dict[str, Any] | None = None) -> Any:
@@ -25,5 +26,7 @@ def make_front_end(name: str, options: dict[str, Any] | None = None) -> Any:
     """
     if name not in FRONT_ENDS:
         raise unknown_choice("front end", name, FRONT_ENDS)
-    module, _, attribute = FRONT_ENDS[name].partition(":")
+    # A hook of the user's own takes the place of the built-in one.
+    own = name == "hook" and options is not None and options.get("hook") is not None
+    module, _, attribute = (_USER_HOOK if own else FRONT_ENDS[name]).partition(":")
     return getattr(importlib.import_module(module), attribute)(**(options or {}))

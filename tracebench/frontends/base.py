@@ -5,9 +5,11 @@ A front end captures and nothing else: it knows nothing of timing, coverage, ver
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +75,10 @@ class Capture:
     compilations: Callable[[], int] = lambda: 0
     #: How many calls like the first it takes until nothing is compiled for such a call.
     settles_after: int = 1
+    #: Writes the artifact to a file, for another process to load; None where it cannot be saved.
+    save: Callable[[Path], None] | None = None
+    #: Why it cannot be saved, where no note of the events says so.
+    unsavable: str = ""
 
 
 class Executor(Protocol):
@@ -129,9 +135,31 @@ class FrontEnd(Protocol):
         ...
 
 
+#: How a note begins that says why there is no artifact.
+UNSAVED = "the artifact cannot be saved: "
+
+
+def saver(graph: nn.Module) -> Callable[[Path], None]:
+    """Return what saves ``graph``, an ``fx.GraphModule`` or a TorchScript module, with its weights.
+
+    It is loaded by ``torch.load(path, weights_only=False)`` and by ``torch.jit.load(path)``.
+    """
+
+    def save(path: Path) -> None:
+        if isinstance(graph, torch.jit.ScriptModule):
+            with warnings.catch_warnings():
+                # TorchScript is deprecated; that is no finding about the model.
+                warnings.filterwarnings("ignore", message=r".*torch\.jit.*")
+                torch.jit.save(graph, str(path))
+        else:
+            torch.save(graph, path)
+
+    return save
+
+
 def unsaved(regions: Iterable[str]) -> str:
     """Return the note that a capture calls Python at ``regions``, which no file can hold."""
-    return f"the artifact cannot be saved: regions left to Python: {', '.join(dict.fromkeys(regions))}"
+    return f"{UNSAVED}regions left to Python: {', '.join(dict.fromkeys(regions))}"
 
 
 def count_nodes(graph: fx.Graph) -> int:

@@ -77,6 +77,7 @@ class Dynamo:
             module=model,
             events=events,
             settles_after=dynamo_controls.settles_after(orders),
+            unsavable="guards and the Python between Dynamo's graphs live in this process (torch.export makes files)",
         )
 
 

@@ -27,4 +27,4 @@ class Eager:
         self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
     ) -> Capture:
         """Return ``model``; no graph, whatever the executor."""
-        return Capture(call=model, module=model, events=Events())
+        return Capture(call=model, module=model, events=Events(), unsavable="eager captures nothing")

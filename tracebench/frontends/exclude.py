@@ -21,7 +21,7 @@ from torch import nn
 from tracebench.controls.targets import Target
 from tracebench.failures import first_line, is_out_of_memory
 from tracebench.frontends import regions
-from tracebench.frontends.base import Capture, Events, Inputs
+from tracebench.frontends.base import UNSAVED, Capture, Events, Inputs, saver
 from tracebench.frontends.fixed import merged
 from tracebench.record import Constant, Excluded, Specialisation
 from tracebench.userlocation import definition
@@ -49,6 +49,7 @@ class Hole:
     run: Callable[..., Any]
 
 
+_SCATTERED = "modules were left to Python"
 #: Traces a module on its inputs around the holes; raises whatever the tracer raises.
 Trace = Callable[[nn.Module, Inputs, Sequence[Hole]], Traced]
 
@@ -63,7 +64,8 @@ def capture_of(traced: Traced, *, marked: bool) -> Capture:
     )
     number = events.add_graph(traced.module, traced.nodes)
     call = regions.inside(traced.call, number) if marked and number is not None else traced.call
-    return Capture(call=call, module=traced.module, events=events)
+    whole = not any(note.startswith(UNSAVED) for note in traced.notes)
+    return Capture(call=call, module=traced.module, events=events, save=saver(traced.module) if whole else None)
 
 
 def capture_excluding(model: nn.Module, inputs: Inputs, trace: Trace, *, holes: bool, marked: bool) -> Capture:
@@ -80,8 +82,10 @@ def capture_excluding(model: nn.Module, inputs: Inputs, trace: Trace, *, holes: 
     if not work.captured:
         raise work.refusals[0]
     if whole is None:
-        return Capture(call=model, module=model, events=work.events)
-    return Capture(call=whole.call, module=whole.module, events=work.events)
+        return Capture(call=model, module=model, events=work.events, unsavable=_SCATTERED)
+    if work.events.excluded:
+        return Capture(call=whole.call, module=whole.module, events=work.events, unsavable=_SCATTERED)
+    return Capture(call=whole.call, module=whole.module, events=work.events, save=saver(whole.module))
 
 
 @dataclass

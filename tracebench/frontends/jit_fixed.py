@@ -165,3 +165,12 @@ def _nodes(graph: Any) -> Iterator[Any]:
         yield node
         for block in node.blocks():
             yield from _nodes(block)
+
+
+def computing_nodes(graph: Any) -> Any:
+    """Yield the nodes of a TorchScript graph or block that are neither constants nor plumbing of the graph."""
+    for node in graph.nodes():
+        if not node.kind().startswith("prim::"):
+            yield node
+        for block in node.blocks():
+            yield from computing_nodes(block)

@@ -19,7 +19,7 @@ from tracebench.frontends import regions
 from tracebench.frontends.base import Capture, Executor, Inputs, unsaved
 from tracebench.frontends.exclude import Hole, Traced, capture_excluding, capture_of
 from tracebench.frontends.fixed import merged
-from tracebench.frontends.jit_fixed import baked, training_flags, warned
+from tracebench.frontends.jit_fixed import baked, computing_nodes, training_flags, warned
 from tracebench.frontends.jit_ignore import ignored
 
 
@@ -72,7 +72,7 @@ class JitTrace:
         return Traced(
             executor.wrap(traced),
             traced,
-            nodes=sum(1 for _ in _computing_nodes(graph)),
+            nodes=sum(1 for _ in computing_nodes(graph)),
             constants=baked(graph, module),
             specialised=merged([*fixed, *training_flags(graph)]),
             notes=(unsaved(region.name for region in regions_left),) if regions_left else (),
@@ -129,12 +129,3 @@ def _examples(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
         return {"example_inputs": tuple(inputs.args)}
     bound = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     return {"example_kwarg_inputs": dict(bound.arguments)}
-
-
-def _computing_nodes(graph: Any) -> Any:
-    """Yield the nodes that are neither constants nor plumbing of the graph."""
-    for node in graph.nodes():
-        if not node.kind().startswith("prim::"):
-            yield node
-        for block in node.blocks():
-            yield from _computing_nodes(block)

@@ -173,6 +173,7 @@ COLUMNS: dict[str, Column] = {
         _count("constants", "capture", "tensors baked into graphs", _counted("capture.constants")),
         _count("constant_bytes", "capture", "their size", facts.constant_bytes, "bytes"),
         _count("specialisations", "capture", "distinct things fixed on capture", _counted("capture.specialised")),
+        _figure("artifact_mb", "MB", "size of the saved capture", "capture.artifact.mb"),
         _figure("op_coverage", "fraction", "share of ops run inside graphs", "coverage.ops", _percent("coverage.ops")),
         _figure("flop_coverage", "fraction", "share of FLOPs in graphs", "coverage.flops", _percent("coverage.flops")),
         _figure("time_coverage", "fraction", "share of time in graphs", "coverage.time", _percent("coverage.time")),

@@ -56,6 +56,8 @@ class Names:
     frontends: frozenset[str]
     #: Models that appear with several batch sizes: only theirs was chosen, others have that of their file.
     batches: frozenset[str]
+    #: Hooks of users' own, each with the shortest name that tells it from the others.
+    hooks: Mapping[str, str]
 
     def row(self, record: Record) -> str:
         """Return the model and what varies besides the front end."""
@@ -74,6 +76,8 @@ class Names:
     def column(self, record: Record) -> str:
         """Return the front end, with its options if it appears with several."""
         name = clean(record.case.get("frontend") or "(no front end)")
+        if (hook := own_hook(record)) is not None:
+            return f"{name}({self.hooks.get(hook, hook)})"
         return name + _options(record.case.get("frontend_options")) if name in self.frontends else name
 
     def full(self, record: Record) -> str:
@@ -88,9 +92,24 @@ def names(records: Sequence[Record]) -> Names:
     return Names(
         axes,
         _several(records, "model", "options"),
-        _several(records, "frontend", "frontend_options"),
+        _several([record for record in records if own_hook(record) is None], "frontend", "frontend_options"),
         _several(sized, "model", "batch_size"),
+        _short_hooks(records),
     )
+
+
+def own_hook(record: Record) -> str | None:
+    """Return the file or function of the user's own hook that captured, or None: the front end is a built-in one."""
+    found = (record.case.get("frontend_options") or {}).get("hook")
+    return None if found is None else clean(found)
+
+
+def _short_hooks(records: Sequence[Record]) -> dict[str, str]:
+    hooks = dict.fromkeys(hook for record in records if (hook := own_hook(record)) is not None)
+    # A file is named without its folder and suffix, where no other has that name.
+    short = {hook: hook.replace("\\", "/").rpartition("/")[2].replace(".py", "") for hook in hooks}
+    seen = Counter(short.values())
+    return {hook: name if seen[name] == 1 else hook for hook, name in short.items()}
 
 
 def _told(records: Sequence[Record], axis: str) -> dict[str, Any]:
@@ -305,6 +324,8 @@ def remarks(record: Record) -> list[str]:
     if excluded:
         listed = [_excluded(item) for item in excluded]
         said.append(f"left to Python, for it refuses: {some(listed, 3, 'module')}")
+    if record.capture is not None and (artifact := record.capture.artifact) is not None:
+        said.append(f"artifact: {artifact.mb:.4g} MB in {clean(artifact.path)}; {clean(artifact.detail)}")
     if record.coverage is not None and record.coverage.note:
         said.append(f"coverage: {clean(record.coverage.note)}")
     if record.coverage is not None and record.coverage.missing:
@@ -422,12 +443,13 @@ def geometric_means(records: Sequence[Record]) -> list[Mean]:
     Devices, modes, dtypes and controls are not mixed where they differ. A group with fewer than two
     such cases has no mean.
     """
-    axes = [axis for axis in ("device", "mode", "dtype", "controls") if axis in names(records).axes]
+    naming = names(records)
+    axes = [axis for axis in ("device", "mode", "dtype", "controls") if axis in naming.axes]
     groups: dict[str, list[Record]] = {}
     for record in records:
         case = record.case
         parts = [
-            case.get("frontend"),
+            case.get("frontend") if own_hook(record) is None else naming.column(record),
             "with",
             executor(case),
             *(controls(case) if axis == "controls" else case.get(axis) for axis in axes),

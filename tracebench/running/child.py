@@ -85,7 +85,7 @@ def work(job: dict[str, Any]) -> None:
     if job["kind"] == "try":
         try_case(Case.from_dict(job["case"]), journal)
         return
-    run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]))
+    run_case(Case.from_dict(job["case"]), journal, dump=Path(job["dump"]), artifact=Path(job["artifact"]))
 
 
 def run_and_exit(job: dict[str, Any]) -> None:

@@ -50,13 +50,15 @@ def run_case(
     launcher: Launcher,
     config: dict[str, Any] | None = None,
     dump: Path | None = None,
+    artifact: Path | None = None,
 ) -> Record:
-    """Run ``case`` in a process of its own and return its record; ``dump`` is where graphs go if they are asked for.
+    """Run ``case`` in a process of its own and return its record.
 
+    ``dump`` is the folder that graphs go to if they are asked for, and ``artifact`` the file for what is captured.
     Where its batch is to be the largest that fits, that is looked for first, each try in a process of its own.
     """
     if case.batch_limit is None:
-        return _run_case(case, key, limits, launcher, config, dump)
+        return _run_case(case, key, limits, launcher, config, dump, artifact)
     started_at, started = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
 
     def sized(size: int) -> Case:
@@ -64,7 +66,7 @@ def run_case(
 
     record, found = run_largest(
         lambda size: _try_batch(sized(size), size, limits, launcher),
-        lambda size: _run_case(sized(size), key, limits, launcher, config, dump),
+        lambda size: _run_case(sized(size), key, limits, launcher, config, dump, artifact),
         case.batch_limit,
     )
     return replace(
@@ -99,12 +101,23 @@ def _first_line(text: str) -> str:
 
 
 def _run_case(
-    case: Case, key: str, limits: Limits, launcher: Launcher, config: dict[str, Any] | None, dump: Path | None
+    case: Case,
+    key: str,
+    limits: Limits,
+    launcher: Launcher,
+    config: dict[str, Any] | None,
+    dump: Path | None,
+    artifact: Path | None,
 ) -> Record:
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     started = time.perf_counter()
     with _scratch() as scratch:
-        job = {"kind": "case", "case": case.to_dict(), "dump": str((dump or scratch / "graphs").resolve())}
+        job = {
+            "kind": "case",
+            "case": case.to_dict(),
+            "dump": str((dump or scratch / "graphs").resolve()),
+            "artifact": str((artifact or scratch / "artifact.pt").resolve()),
+        }
         ending = _run(job, scratch, limits, launcher, _preload(case))
         entries = journal.read(scratch / "journal")
         failure = _failure(ending, entries, scratch / "log")

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tracebench import environment
 from tracebench import subject as subjects
+from tracebench.artifact import judge_artifact, save_artifact, try_artifact
 from tracebench.case import Case
 from tracebench.controls.ablation import differences, figures
 from tracebench.controls.causes import cause as cause_of_nothing
@@ -33,7 +35,7 @@ from tracebench.executors import make_executor
 from tracebench.executors.replay import Replay
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
-from tracebench.frontends.base import Capture, Executor, FrontEnd, Inputs
+from tracebench.frontends.base import UNSAVED, Capture, Executor, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE, chosen
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
 from tracebench.running.journal import Journal
@@ -48,10 +50,17 @@ from tracebench.throughput.stage import time_capture, try_calls
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
-def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump: Path | None = None) -> None:
+def run_case(
+    case: Case,
+    journal: Journal,
+    subject: Subject | None = None,
+    dump: Path | None = None,
+    artifact: Path | None = None,
+) -> None:
     """Run every stage of ``case``; ``subject`` is the model if it did not come from a file.
 
-    ``dump`` is the folder that graphs are written to, if the case asks for them.
+    ``dump`` is the folder that graphs are written to, if the case asks for them, and ``artifact`` the file that what is
+    captured is saved to.
 
     A refusal of the front end is a finding. So is bad input and running out of memory, told as such.
 
@@ -69,6 +78,8 @@ def run_case(case: Case, journal: Journal, subject: Subject | None = None, dump:
             with journal.stage("reference"):
                 _reference(asked.subject)
             afterwards = _run_stages(asked, journal, dump if case.capture["dump"] else None)
+            if case.capture["save"] and artifact is not None and journal.found.get("verdict") != "refused":
+                afterwards.append(functools.partial(_save, asked, journal, artifact))
         except Exception as error:
             if is_out_of_memory(error):
                 journal.put(status="oom", error=describe_error(journal.current, error))
@@ -134,8 +145,9 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     subject = subject or subjects.load(case)
     case = _resolved(case, subject)
     # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
-    # controls may.
+    # controls may. Nor does it know of a hook of the user's own.
     plain = case.executor == "replay" and not case.executor_settings and not case.controls
+    plain = plain and "hook" not in case.frontend_options
     expected = subject.expect.get(case.frontend) if plain else None
     journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
     front_end = make_front_end(case.frontend, case.frontend_options)
@@ -190,7 +202,7 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
             capture = captures(for_verdict=True)
             seen = (error.traceback or "", error.user_location) if error else ("", None)
             as_captured = case.executor == "replay" and not case.executor_settings
-            fault = Fault(verdict, case.frontend, detail, probe, *seen, not as_captured)
+            fault = Fault(verdict, front_end.name, detail, probe, *seen, not as_captured)
             afterwards.append(
                 lambda: _look_into(
                     journal, subject, capture, fault, lazy=lazy, controlled=bool(orders), seconds=seconds
@@ -315,6 +327,36 @@ def _reach(subject: Subject, order: Order) -> Reach | None:
             return reach(order.target, model, lambda: model(*inputs.args, **inputs.kwargs))
     except Exception:
         return None
+
+
+def _save(asked: _Asked, journal: Journal, path: Path) -> None:
+    """Save what is captured, and see what another process gets from it."""
+    subject = asked.subject
+    with journal.stage("artifact"), subject.grad_mode():
+        try:
+            inputs = subject.fresh_inputs()
+            capture = _capturer(asked.front_end, Replay, asked.orders, marked=False)
+            made = capture(subject.fresh_model(), subject.fresh_inputs())
+            if made.save is None:
+                if not any(note.startswith(UNSAVED) for note in made.events.notes):
+                    journal.note(f"{UNSAVED}{made.unsavable or f'{asked.case.frontend} has no way to'}")
+                return
+            saved = save_artifact(made.save, path)
+            given = subject.fresh_inputs()
+            seed_everything(subject.seed)
+            with subject.hooks.call_context(0):
+                returned = made.call(*inputs.args, **inputs.kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            journal.note(f"{UNSAVED}{type(error).__name__}: {first_line(own_error(error))}")
+            return
+        found = judge_artifact(
+            saved,
+            tree_leaves(returned),
+            lambda: try_artifact(saved, given.args, dict(given.kwargs), subject.seed, subject.training),
+        )
+        journal.put(capture=dataclasses.replace(journal.found["capture"], artifact=found))
 
 
 def _lifecycle(journal: Journal, subject: Subject, capture: CaptureFn, seconds: float) -> None:
@@ -460,7 +502,8 @@ def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:
     told = describe_error(stage, own_error(error))
     if told.user_location is None:
         # Raised outside the model's code, over what its forward takes or returns.
-        told = dataclasses.replace(told, user_location=definition(model.forward))
+        location = getattr(own_error(error), "location", None) or definition(model.forward)
+        told = dataclasses.replace(told, user_location=location)
     return told
 
 

@@ -82,7 +82,8 @@ def run_sweep(requests: list[Request], folder: Path, rerun: str, launcher: Launc
         started = time.perf_counter()
         dump = folder / "graphs" / name
         shutil.rmtree(dump, ignore_errors=True)  # what an earlier run of the case left
-        record = run_case(request.case, name, request.limits, launcher, request.config, dump)
+        artifact = folder / "artifacts" / f"{name}.pt"
+        record = run_case(request.case, name, request.limits, launcher, request.config, dump, artifact)
         record = replace(
             record, environment={**machine["environment"], **record.environment, "isolation": launcher.name}
         )
