@@ -99,8 +99,8 @@ class Memory:
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     #: What tensors were like: see ``facts``.
     facts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    #: Code of functions whose results are kept by ``functools.lru_cache``.
-    cached: set[types.CodeType] = field(default_factory=set)
+    #: Code of functions whose results are kept by ``functools.lru_cache``, by id: to hash code is to hash all it holds.
+    cached: dict[int, types.CodeType] = field(default_factory=dict)
     #: By id of what stands in for something else while the run lasts: what it stands for.
     stands_for: dict[int, Any] = field(default_factory=dict)
     #: Called with each object whose state cannot be seen.
@@ -186,7 +186,8 @@ class Memory:
                 continue
             if isinstance(thing, functools._lru_cache_wrapper):
                 code = getattr(thing.__wrapped__, "__code__", None)
-                self.cached |= {code} if code is not None else set()
+                if code is not None:
+                    self.cached[id(code)] = code
             node = _node(thing)
             if node is not None:
                 self.nodes[id(thing)] = node
