@@ -31,7 +31,7 @@ from tracebench.frontends.tape.recording import Tape
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.memory import MISSING, Watchdog
 from tracebench.observe.places import spelled
-from tracebench.observe.run import Run
+from tracebench.observe.run import Run, no_collection
 from tracebench.record import Specialisation
 
 __all__ = ["GuardError", "Hook", "UntapeableError"]
@@ -56,6 +56,8 @@ class Hook:
         """Nothing: functions stand in for others only while the tape is recorded."""
         return contextlib.nullcontext()
 
+    # All that it makes is kept: to look for garbage meanwhile is in vain.
+    @no_collection()
     def capture(
         self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
     ) -> Capture:

@@ -44,6 +44,7 @@ _IMMUTABLE = (
     type(NotImplemented), types.BuiltinFunctionType, types.CodeType,
 )  # fmt: skip
 _SEQUENCES = (list, tuple, collections.deque)
+_CONTAINERS = (dict, set, frozenset, *_SEQUENCES)
 #: Instances of these packages' classes are known by identity: they are shared by the whole process.
 _PROCESS = ("logging", "threading", "_thread", "asyncio", "concurrent", "multiprocessing", "warnings", "_io", "io")
 #: Of torch's own objects, those that a model keeps its tensors in.
@@ -65,7 +66,7 @@ class Change:
     keys: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Root:
     """One key of a namespace: an attribute, a global. ``value`` is what it was, or ``MISSING``."""
 
@@ -77,7 +78,7 @@ class _Root:
     value: Any
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     """What a mutable object was made of. ``read`` lists that anew; ``keys`` name the parts."""
 
@@ -111,9 +112,11 @@ class Memory:
         where = (id(owner), key)
         if where not in self.roots:
             value = space.get(key, MISSING)
-            value = self.stands_for.get(id(value), value)
+            if self.stands_for:
+                value = self.stands_for.get(id(value), value)
             self.roots[where] = _Root(owner, space, key, name, met, value)
-            self._walk(value)
+            if not _holds_nothing(type(value)):
+                self._walk(value)
 
     def knows(self, owner: Any, key: str) -> bool:
         """Whether that key has been met."""
@@ -124,6 +127,10 @@ class Memory:
         seen: set[tuple[int, int]] = set()
         for root in list(self.roots.values()):
             now = root.space.get(root.key, MISSING)
+            if now is root.value:
+                node = self.nodes.get(id(now))
+                if node is None or (not node.parts and type(now) in _SIZED and not now):
+                    continue
             inner: list[tuple[Any, Any, Any]] = []
             if not self.same(root.value, now, seen, inner):
                 before, after = inner[0][1:] if inner else (root.value, now)
@@ -177,7 +184,7 @@ class Memory:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if id(thing) in self.nodes or thing is MISSING or isinstance(thing, _IMMUTABLE):
+            if id(thing) in self.nodes or _holds_nothing(type(thing)) or isinstance(thing, _IMMUTABLE):
                 continue
             if isinstance(thing, torch.Tensor):
                 self.tensors.setdefault(id(thing), thing)
@@ -193,11 +200,23 @@ class Memory:
                 self.nodes[id(thing)] = node
                 if not node.digest:
                     stack += node.parts
-                if isinstance(thing, (dict, set, frozenset, *_SEQUENCES)) and getattr(thing, "__dict__", None):
+                if isinstance(thing, _CONTAINERS) and getattr(thing, "__dict__", None):
                     # A container of a class of the user's, with attributes besides.
                     stack.append(vars(thing))
             elif not _known_by_identity(thing):
                 self.opaque(thing)
+
+
+#: Of these there is nothing more to say than what they hold.
+_SIZED = (dict, collections.OrderedDict, list)
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds_nothing(kind: type) -> bool:
+    """Whether objects of a class are known by identity or equality alone: there is nothing to walk."""
+    if issubclass(kind, _CONTAINERS):
+        return issubclass(kind, _IMMUTABLE)
+    return kind is type(MISSING) or issubclass(kind, (*_IMMUTABLE, nn.Module))
 
 
 _FACTS = ("shape", "stride", "dtype", "device", "layout", "requires_grad")

@@ -116,7 +116,7 @@ class Run:
             # By type(self) an attribute of the class is reached unseen.
             for key in [key for key in vars(kind) if not key.startswith("__") and key != "_abc_impl"]:
                 self.memory.meet(kind, vars(kind), key, f"class attribute {kind.__qualname__}.{key}", None)
-        with self._attributes(), self._imports(), _no_collection():
+        with self._attributes(), self._imports(), no_collection():
             sys.settrace(self._enter)
             sys.setprofile(self._profiler())
             try:
@@ -434,7 +434,7 @@ def _imports_at(code: CodeType) -> dict[int, tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Within the context no garbage is collected: what runs then, finalizers and callbacks, is not the forward's."""
     enabled = gc.isenabled()
     gc.disable()
