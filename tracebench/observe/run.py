@@ -32,6 +32,16 @@ from tracebench.observe.places import Place, is_watched, place
 _HOLDERS = ("_parameters", "_buffers", "_modules")
 #: Whether trace functions are switched at no cost; where they rest on ``sys.monitoring``, all code is instrumented anew.
 _SWITCHES = not hasattr(sys, "monitoring")
+#: Torch's own way of calling a module, and what it reads of each module that it calls.
+_CALLER = nn.Module._wrapped_call_impl.__code__
+_CALLED = (
+    "_call_impl",
+    "forward",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+)
 #: An id that no call of a builtin, which would be profiled, is needed for.
 _NUMBER = object.__hash__
 _GLOBAL_HOOKS = (
@@ -251,7 +261,17 @@ class Run:
         if name == "__dict__":
             self._note_all(module, frame)
         elif not name.startswith("__"):
-            self._meet(module, name, place(frame))
+            where = place(frame)
+            self._meet(module, name, where)
+            if name == "_compiled_call_impl" and frame.f_code is _CALLER and self._plainly_called(module):
+                for one in _CALLED:
+                    if (_NUMBER(module), one) not in self._read:
+                        self._read.add((_NUMBER(module), one))
+                        self._meet(module, one, where)
+
+    def _plainly_called(self, module: nn.Module) -> bool:
+        """Whether torch is about to read ``_CALLED``, as it does unless the module is compiled."""
+        return object.__getattribute__(module, "_compiled_call_impl") is None
 
     def _note_all(self, module: nn.Module, frame: FrameType) -> None:
         space = object.__getattribute__(module, "__dict__")

@@ -391,6 +391,8 @@ class Tape(TorchDispatchMode):
             return kind([self._taped(item, literal) for item in value])
         if id(value) in self._nodes:
             return self._nodes[id(value)]
+        if kind is torch.Tensor or kind is nn.Parameter:
+            return self._argument(value, literal=literal)
         return pytree.tree_map(functools.partial(self._argument, literal=literal), value)
 
     def _argument(self, value: Any, *, literal: bool = False) -> Any:
@@ -413,7 +415,9 @@ class Tape(TorchDispatchMode):
                 name = f"_constant_{len(self._baked)}"
                 self._baked[name] = value
                 self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
-            self._note(value, self._graph.get_attr(name))
+            # As by get_attr, which would look for the module that the graph is not yet of.
+            node = self._graph.create_node("get_attr", name, name=name.replace(".", "_").lower())
+            self._note(value, node)
             self._own(value, value)
         return self._nodes[id(value)]
 
