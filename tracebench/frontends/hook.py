@@ -27,7 +27,7 @@ from tracebench.frontends.form import PLAIN
 from tracebench.frontends.tape import ambient
 from tracebench.frontends.tape.arguments import Signature
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
-from tracebench.frontends.tape.recording import Tape
+from tracebench.frontends.tape.recording import Tape, getitem
 from tracebench.frontends.tape.straight import straight
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.memory import MISSING, Watchdog
@@ -100,7 +100,7 @@ class Hook:
         if tape.regions:
             events.notes.append(unsaved(tape.regions))
         number = events.add_graph(graph, count_nodes(graph.graph))
-        inner = straight(graph) if executor.name == "replay" else executor.wrap(graph)
+        inner = straight(graph, leaves, getitem) if executor.name == "replay" else executor.wrap(graph)
         inner = regions.inside(inner, number) if marked and number is not None else inner
         guarded = _Guarded(signature, state, settings, dog, tape.undo, inner, tape.guards > 0)
 

@@ -115,7 +115,8 @@ class Memory:
             if self.stands_for:
                 value = self.stands_for.get(id(value), value)
             self.roots[where] = _Root(owner, space, key, name, met, value)
-            if not _holds_nothing(type(value)):
+            kind: Any = type(value)
+            if not _holds_nothing(kind):
                 self._walk(value)
 
     def knows(self, owner: Any, key: str) -> bool:
@@ -184,7 +185,8 @@ class Memory:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if id(thing) in self.nodes or _holds_nothing(type(thing)) or isinstance(thing, _IMMUTABLE):
+            kind: Any = type(thing)
+            if id(thing) in self.nodes or _holds_nothing(kind) or isinstance(thing, _IMMUTABLE):
                 continue
             if isinstance(thing, torch.Tensor):
                 self.tensors.setdefault(id(thing), thing)
@@ -212,7 +214,7 @@ _SIZED = (dict, collections.OrderedDict, list)
 
 
 @functools.lru_cache(maxsize=4096)
-def _holds_nothing(kind: type) -> bool:
+def _holds_nothing(kind: Any) -> bool:
     """Whether objects of a class are known by identity or equality alone: there is nothing to walk."""
     if issubclass(kind, _CONTAINERS):
         return issubclass(kind, _IMMUTABLE)

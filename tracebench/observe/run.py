@@ -30,7 +30,7 @@ from tracebench.observe.memory import MISSING, Change, Memory, is_user_class
 from tracebench.observe.places import Place, is_watched, place
 
 _HOLDERS = ("_parameters", "_buffers", "_modules")
-#: Whether trace functions are switched at no cost; where they rest on ``sys.monitoring``, all code is instrumented anew.
+#: Whether trace functions are switched at no cost. Where they rest on ``sys.monitoring``, code is instrumented anew.
 _SWITCHES = not hasattr(sys, "monitoring")
 #: Torch's own way of calling a module, and what it reads of each module that it calls.
 _CALLER = nn.Module._wrapped_call_impl.__code__

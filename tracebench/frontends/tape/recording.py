@@ -19,7 +19,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.frontends.base import describe_constant
-from tracebench.frontends.fixed import TRAINING_FLAGS, argument_flag, became_python, fixed_size, python_kind, training_flag
+from tracebench.frontends.fixed import (
+    TRAINING_FLAGS,
+    argument_flag,
+    became_python,
+    fixed_size,
+    python_kind,
+    training_flag,
+)
 from tracebench.frontends.form import PLAIN, Form, NotPlainError
 from tracebench.frontends.tape.ambient import Casting
 from tracebench.frontends.tape.checks import MustFail, data_of, same_list, same_shapes, same_value
@@ -207,7 +214,7 @@ class Tape(TorchDispatchMode):
         for index, tensor in enumerate(made):
             # What a region returns as it came in is what it was on the tape.
             if id(tensor) not in self._nodes:
-                self._note(tensor, self._graph.call_function(_getitem, (node, index)))
+                self._note(tensor, self._graph.call_function(getitem, (node, index)))
                 self._compute(tensor)
         return results
 
@@ -313,7 +320,7 @@ class Tape(TorchDispatchMode):
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
             for index in path:
-                node = self._graph.call_function(_getitem, (node, index))
+                node = self._graph.call_function(getitem, (node, index))
             self._note(item, node)
             self._compute(item)
         elif isinstance(item, (tuple, list)):
@@ -526,7 +533,8 @@ def _is_assigned(node: fx.Node) -> bool:
     return bool(users) and all(lift.target is _CLONE for lift in node.users) and all(u.target in _ASSIGN for u in users)
 
 
-def _getitem(sequence: Any, index: int) -> Any:
+def getitem(sequence: Any, index: int) -> Any:
+    """Return one of the results of an op."""
     return sequence[index]
 
 
