@@ -1,11 +1,11 @@
 """How fast the hook captures and replays, beside the other front ends and eager, in one run.
 
 Run: ``python benchmarks/hook_speed.py [--captures N] [--seconds S] [--threads N] [--batch-size N] [--size PIXELS]
-[MODEL ...]``, where a model is a file of ``configs/model``. For each it prints
+[--cpu-time] [MODEL ...]``, where a model is a file of ``configs/model``. For each it prints
 
 - capture: milliseconds of the first capture and the median (range) of the later ones, the front ends taking turns, each
   on a model of its own; to TorchDynamo's belongs the first call, which is when it captures. jit_trace is as its front
-  end has it: with torch's own re-check of the trace;
+  end has it: with torch's own re-check of the trace. The ratio is the median (range) of those within one turn;
 - replay: milliseconds of a call, and how many times eager's that is, with the 95 % interval of the harness's own
   throughput stage;
 - guards: how many values the hook checks at each call and the microseconds that takes, with taking arguments and
@@ -37,6 +37,8 @@ from tracebench.subject import Subject, load
 from tracebench.throughput.clock import clock_for
 from tracebench.throughput.measure import measure
 
+#: Seconds since any fixed moment.
+Now = Callable[[], float]
 FRONT_ENDS = ("hook", "jit_trace", "fx", "dynamo")
 MODELS = ("resnet50", "vit_b_16", "gpt")
 #: Calls of which guards are the median.
@@ -52,18 +54,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, help="samples in a call; the model's own number where not given")
     parser.add_argument("--size", type=int, help="side of images in pixels; the model's own where not given")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="time captures by the processor time of all threads, for a machine that others use; give --threads 1",
+    )
     asked = parser.parse_args(arguments)
     if asked.captures < 2:
         parser.error("--captures must be at least 2: one is the first, which pays for what a process does once")
     torch.set_num_threads(asked.threads)
-    print(f"torch {torch.__version__}, {asked.threads} threads, executor replay, inference on the CPU")
+    now = time.process_time if asked.cpu_time else time.perf_counter
+    clock = "processor time" if asked.cpu_time else "the clock"
+    print(f"torch {torch.__version__}, threads: {asked.threads}, executor replay, inference on the CPU")
+    print(f"captures are timed by {clock}, replays by the clock")
     for name in asked.models:
         subject = _subject(name, asked.batch_size, asked.size)
         shapes = [list(arg.shape) for arg in subject.fresh_inputs().args]
         print(f"{name}, arguments {shapes}", flush=True)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for row in (*_capture_rows(subject, asked.captures), *_replay_rows(subject, asked.seconds)):
+            for row in (*_capture_rows(subject, asked.captures, now), *_replay_rows(subject, asked.seconds)):
                 print(f"  {row}", flush=True)
 
 
@@ -80,34 +90,38 @@ def _subject(name: str, batch_size: int | None, size: int | None) -> Subject:
     return load(Case(spec, "eager", device="cpu", batch_size=batch_size))
 
 
-def _capture(front_end: str, subject: Subject) -> tuple[Capture, float]:
+def _capture(front_end: str, subject: Subject, now: Now = time.perf_counter) -> tuple[Capture, float]:
     """Return a capture of a fresh model and the milliseconds that it took."""
     torch._dynamo.reset()
     model, inputs = subject.fresh_model(), subject.fresh_inputs()
     gc.collect()
-    started = time.perf_counter()
+    started = now()
     made = make_front_end(front_end)
     capture = made.capture(model, inputs, make_executor("replay", for_verdict=False))
     if made.lazy:
         capture.call(*inputs.args, **inputs.kwargs)
-    return capture, (time.perf_counter() - started) * 1e3
+    return capture, (now() - started) * 1e3
 
 
-def _capture_rows(subject: Subject, captures: int) -> list[str]:
+def _capture_rows(subject: Subject, captures: int, now: Now = time.perf_counter) -> list[str]:
     model, inputs = subject.fresh_model(), subject.fresh_inputs()
     taken: dict[str, list[float]] = {"eager": [], **{name: [] for name in FRONT_ENDS}}
     for turn in range(captures):
         for name in reversed(FRONT_ENDS) if turn % 2 else FRONT_ENDS:
-            taken[name].append(_capture(name, subject)[1])
-        started = time.perf_counter()
+            taken[name].append(_capture(name, subject, now)[1])
+        started = now()
         model(*inputs.args, **inputs.kwargs)
-        taken["eager"].append((time.perf_counter() - started) * 1e3)
+        taken["eager"].append((now() - started) * 1e3)
     later = {name: statistics.median(times[1:]) for name, times in taken.items()}
     rows = [
         f"capture {name:<10} {later[name]:9.1f} ms ({min(times[1:]):.1f} to {max(times[1:]):.1f}), first {times[0]:.1f}"
         for name, times in taken.items()
     ]
-    return [*rows, f"capture hook / jit_trace  {later['hook'] / later['jit_trace']:.3f}"]
+    ratios = [hook / traced for hook, traced in zip(taken["hook"][1:], taken["jit_trace"][1:], strict=True)]
+    return [
+        *rows,
+        f"capture hook / jit_trace  {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+    ]
 
 
 @dataclass

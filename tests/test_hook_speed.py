@@ -39,7 +39,7 @@ def test_there_is_a_row_for_each_front_end_and_figure(benchmark: dict[str, Any])
     assert [row.split()[1] for row in rows if row.startswith("capture ") and "first" in row] == ["eager", *names]
     assert [row.split()[1] for row in rows if row.startswith("replay ") and "of eager" in row] == names
     number = r"\d+\.\d+"
-    assert any(re.fullmatch(rf"capture hook / jit_trace  {number}", row) for row in rows)
+    assert any(re.fullmatch(rf"capture hook / jit_trace  {number} \({number} to {number}\)", row) for row in rows)
     assert any(row.startswith("replay hook / dynamo ") for row in rows)
     (guards,) = [row for row in rows if row.startswith("guards ")]
     assert int(guards.split()[1].strip(",")) > 0

@@ -42,8 +42,13 @@ _CALLED = (
     "_forward_hooks",
     "_forward_pre_hooks",
 )
-#: An id that no call of a builtin, which would be profiled, is needed for.
+#: What is called for each attribute or op is called in ways that are not profiled, as builtins are: an id, ...
 _NUMBER = object.__hash__
+#: ... the frame that called the function which calls this, ...
+_CALLER_FRAME = functools.partial(sys._getframe, 1)
+#: ... and what watches a thread.
+_PROFILER, _SET_PROFILER = functools.partial(sys.getprofile), functools.partial(sys.setprofile)
+_TRACER = functools.partial(sys.gettrace)
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -162,10 +167,10 @@ class Run:
         if self.paused:
             return None
         self.paused = True
-        watchers = sys.getprofile(), sys.gettrace()
+        watchers = _PROFILER(), _TRACER()
         if _SWITCHES:
             # They would be called at each step of what nobody watches.
-            sys.setprofile(None)
+            _SET_PROFILER(None)
             sys.settrace(None)
         return watchers
 
@@ -187,7 +192,7 @@ class Run:
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
             if (_NUMBER(module), name) not in read and not self.paused:
-                frame = sys._getframe(1)
+                frame = _CALLER_FRAME()
                 # By __dict__ torch itself reads what it is asked for, which is noted.
                 if name != "__dict__" or is_watched(frame.f_code.co_filename):
                     watchers = self.look_away()

@@ -320,7 +320,8 @@ class Tape(TorchDispatchMode):
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
             for index in path:
-                node = self._graph.call_function(getitem, (node, index))
+                item_of, node = node, self._graph.create_node("call_function", getitem)
+                node.args = (item_of, index)
             self._note(item, node)
             self._compute(item)
         elif isinstance(item, (tuple, list)):

@@ -121,7 +121,15 @@ def _is_plain(value: Any) -> bool:
 
 def _gives_tensors(node: fx.Node) -> bool:
     """Whether a node gives its op a tensor for each tensor; a number would be another op's."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False), **node.kwargs)
-    tensors = [argument.name for argument in arguments if str(argument.type) == "Tensor"]
-    return all(isinstance(given.get(name), fx.Node) for name in tensors)
+    args = node.args
+    return all(
+        isinstance(args[index] if index < len(args) else node.kwargs.get(name), fx.Node)
+        for index, name in _tensors(node.target)
+    )
+
+
+@functools.cache
+def _tensors(op: Any) -> tuple[tuple[int, str], ...]:
+    """Return place and name of the arguments of an op that are tensors."""
+    arguments = enumerate(op._schema.arguments)
+    return tuple((index, argument.name) for index, argument in arguments if str(argument.type) == "Tensor")
