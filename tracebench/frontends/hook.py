@@ -28,10 +28,11 @@ from tracebench.frontends.tape import ambient
 from tracebench.frontends.tape.arguments import Signature
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
 from tracebench.frontends.tape.recording import Tape
+from tracebench.frontends.tape.straight import straight
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.memory import MISSING, Watchdog
 from tracebench.observe.places import spelled
-from tracebench.observe.run import Run
+from tracebench.observe.run import Run, no_collection
 from tracebench.record import Specialisation
 
 __all__ = ["GuardError", "Hook", "UntapeableError"]
@@ -56,6 +57,8 @@ class Hook:
         """Nothing: functions stand in for others only while the tape is recorded."""
         return contextlib.nullcontext()
 
+    # All that it makes is kept: to look for garbage meanwhile is in vain.
+    @no_collection()
     def capture(
         self, model: nn.Module, inputs: Inputs, executor: Executor, *, marked: bool = False, orders: Orders = NO_ORDERS
     ) -> Capture:
@@ -97,7 +100,7 @@ class Hook:
         if tape.regions:
             events.notes.append(unsaved(tape.regions))
         number = events.add_graph(graph, count_nodes(graph.graph))
-        inner = executor.wrap(graph)
+        inner = straight(graph, leaves) if executor.name == "replay" else executor.wrap(graph)
         inner = regions.inside(inner, number) if marked and number is not None else inner
         guarded = _Guarded(signature, state, settings, dog, tape.undo, inner, tape.guards > 0)
 

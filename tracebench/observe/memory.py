@@ -44,6 +44,7 @@ _IMMUTABLE = (
     type(NotImplemented), types.BuiltinFunctionType, types.CodeType,
 )  # fmt: skip
 _SEQUENCES = (list, tuple, collections.deque)
+_CONTAINERS = (dict, set, frozenset, *_SEQUENCES)
 #: Instances of these packages' classes are known by identity: they are shared by the whole process.
 _PROCESS = ("logging", "threading", "_thread", "asyncio", "concurrent", "multiprocessing", "warnings", "_io", "io")
 #: Of torch's own objects, those that a model keeps its tensors in.
@@ -65,7 +66,7 @@ class Change:
     keys: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Root:
     """One key of a namespace: an attribute, a global. ``value`` is what it was, or ``MISSING``."""
 
@@ -77,7 +78,7 @@ class _Root:
     value: Any
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     """What a mutable object was made of. ``read`` lists that anew; ``keys`` name the parts."""
 
@@ -99,8 +100,8 @@ class Memory:
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     #: What tensors were like: see ``facts``.
     facts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    #: Code of functions whose results are kept by ``functools.lru_cache``.
-    cached: set[types.CodeType] = field(default_factory=set)
+    #: Code of functions whose results are kept by ``functools.lru_cache``, by id: to hash code is to hash all it holds.
+    cached: dict[int, types.CodeType] = field(default_factory=dict)
     #: By id of what stands in for something else while the run lasts: what it stands for.
     stands_for: dict[int, Any] = field(default_factory=dict)
     #: Called with each object whose state cannot be seen.
@@ -111,9 +112,12 @@ class Memory:
         where = (id(owner), key)
         if where not in self.roots:
             value = space.get(key, MISSING)
-            value = self.stands_for.get(id(value), value)
+            if self.stands_for:
+                value = self.stands_for.get(id(value), value)
             self.roots[where] = _Root(owner, space, key, name, met, value)
-            self._walk(value)
+            kind: Any = type(value)
+            if not _holds_nothing(kind):
+                self._walk(value)
 
     def knows(self, owner: Any, key: str) -> bool:
         """Whether that key has been met."""
@@ -124,6 +128,10 @@ class Memory:
         seen: set[tuple[int, int]] = set()
         for root in list(self.roots.values()):
             now = root.space.get(root.key, MISSING)
+            if now is root.value:
+                node = self.nodes.get(id(now))
+                if node is None or (not node.parts and type(now) in _SIZED and not now):
+                    continue
             inner: list[tuple[Any, Any, Any]] = []
             if not self.same(root.value, now, seen, inner):
                 before, after = inner[0][1:] if inner else (root.value, now)
@@ -177,7 +185,8 @@ class Memory:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if id(thing) in self.nodes or thing is MISSING or isinstance(thing, _IMMUTABLE):
+            kind: Any = type(thing)
+            if id(thing) in self.nodes or _holds_nothing(kind) or isinstance(thing, _IMMUTABLE):
                 continue
             if isinstance(thing, torch.Tensor):
                 self.tensors.setdefault(id(thing), thing)
@@ -186,17 +195,30 @@ class Memory:
                 continue
             if isinstance(thing, functools._lru_cache_wrapper):
                 code = getattr(thing.__wrapped__, "__code__", None)
-                self.cached |= {code} if code is not None else set()
+                if code is not None:
+                    self.cached[id(code)] = code
             node = _node(thing)
             if node is not None:
                 self.nodes[id(thing)] = node
                 if not node.digest:
                     stack += node.parts
-                if isinstance(thing, (dict, set, frozenset, *_SEQUENCES)) and getattr(thing, "__dict__", None):
+                if isinstance(thing, _CONTAINERS) and getattr(thing, "__dict__", None):
                     # A container of a class of the user's, with attributes besides.
                     stack.append(vars(thing))
             elif not _known_by_identity(thing):
                 self.opaque(thing)
+
+
+#: Of these there is nothing more to say than what they hold.
+_SIZED = (dict, collections.OrderedDict, list)
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds_nothing(kind: Any) -> bool:
+    """Whether objects of a class are known by identity or equality alone: there is nothing to walk."""
+    if issubclass(kind, _CONTAINERS):
+        return issubclass(kind, _IMMUTABLE)
+    return kind is type(MISSING) or issubclass(kind, (*_IMMUTABLE, nn.Module))
 
 
 _FACTS = ("shape", "stride", "dtype", "device", "layout", "requires_grad")

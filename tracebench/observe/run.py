@@ -30,6 +30,25 @@ from tracebench.observe.memory import MISSING, Change, Memory, is_user_class
 from tracebench.observe.places import Place, is_watched, place
 
 _HOLDERS = ("_parameters", "_buffers", "_modules")
+#: Whether trace functions are switched at no cost. Where they rest on ``sys.monitoring``, code is instrumented anew.
+_SWITCHES = not hasattr(sys, "monitoring")
+#: Torch's own way of calling a module, and what it reads of each module that it calls.
+_CALLER = nn.Module._wrapped_call_impl.__code__
+_CALLED = (
+    "_call_impl",
+    "forward",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+)
+#: What is called for each attribute or op is called in ways that are not profiled, as builtins are: an id, ...
+_NUMBER = object.__hash__
+#: ... the frame that called the function which calls this, ...
+_CALLER_FRAME = functools.partial(sys._getframe, 1)
+#: ... and what watches a thread.
+_PROFILER, _SET_PROFILER = functools.partial(sys.getprofile), functools.partial(sys.setprofile)
+_TRACER = functools.partial(sys.gettrace)
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -86,9 +105,13 @@ class Run:
         self._paths = {id(module): path for path, module in self.model.named_modules()}
         self._alive: list[Any] = []
         self._read: set[tuple[int, str]] = set()
-        self._lines: dict[tuple[CodeType, int], None] = {}
-        self._at: Place | None = None
-        self._closures: set[CodeType] = set()
+        #: Lines that have run, in order, by id of their code: to hash code is to hash all that it holds.
+        self._lines: dict[tuple[int, int], CodeType] = {}
+        #: By id of code that has run: what traces its lines, None for code that is no user's.
+        self._steps: dict[int, Callable[..., Any] | None] = {}
+        self._closures: set[int] = set()
+        #: By class and name: the class that holds the attribute, if one does.
+        self._classes: dict[tuple[type, str], type | None] = {}
         #: None for what was read before it was assigned.
         self._assigned: dict[tuple[int, str], nn.Module | None] = {}
         self._made: dict[int, nn.Module] = {}
@@ -108,9 +131,9 @@ class Run:
             # By type(self) an attribute of the class is reached unseen.
             for key in [key for key in vars(kind) if not key.startswith("__") and key != "_abc_impl"]:
                 self.memory.meet(kind, vars(kind), key, f"class attribute {kind.__qualname__}.{key}", None)
-        with self._attributes(), self._imports(), _no_collection():
+        with self._attributes(), self._imports(), no_collection():
             sys.settrace(self._enter)
-            sys.setprofile(self._profile)
+            sys.setprofile(self._profiler())
             try:
                 yield
             finally:
@@ -133,11 +156,32 @@ class Run:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Look away: what runs within the context is run at each call."""
-        before, self.paused = self.paused, True
+        watchers = self.look_away()
         try:
             yield
         finally:
-            self.paused = before
+            self.look_again(watchers)
+
+    def look_away(self) -> tuple[Any, Any] | None:
+        """Note nothing from now on; return what ``look_again`` takes. For what is too frequent for ``pause``."""
+        if self.paused:
+            return None
+        self.paused = True
+        watchers = _PROFILER(), _TRACER()
+        if _SWITCHES:
+            # They would be called at each step of what nobody watches.
+            _SET_PROFILER(None)
+            sys.settrace(None)
+        return watchers
+
+    def look_again(self, watchers: tuple[Any, Any] | None) -> None:
+        """Note again what this thread does, if it was so before the ``look_away`` that returned ``watchers``."""
+        if watchers is None:
+            return
+        self.paused = False
+        if _SWITCHES:
+            sys.settrace(watchers[1])
+            sys.setprofile(watchers[0])
 
     @contextlib.contextmanager
     def _attributes(self) -> Iterator[None]:
@@ -147,8 +191,15 @@ class Run:
         read = self._read
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
-            if (id(module), name) not in read and not self.paused and id(module) not in made:
-                self._note_read(module, name, sys._getframe(1))
+            if (_NUMBER(module), name) not in read and not self.paused:
+                frame = _CALLER_FRAME()
+                # By __dict__ torch itself reads what it is asked for, which is noted.
+                if name != "__dict__" or is_watched(frame.f_code.co_filename):
+                    watchers = self.look_away()
+                    try:
+                        self._note_read(module, name, frame)
+                    finally:
+                        self.look_again(watchers)
             return get(module, name)
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
@@ -186,8 +237,11 @@ class Run:
 
         def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                with self.pause():
+                watchers = self.look_away()
+                try:
                     return function(*args, **kwargs)
+                finally:
+                    self.look_again(watchers)
 
             return call
 
@@ -203,17 +257,26 @@ class Run:
         return f"attribute {owner}.{key}" if owner else f"attribute {key}"
 
     def _note_read(self, module: nn.Module, name: str, frame: FrameType) -> None:
-        self._read.add((id(module), name))
-        if id(module) not in self._paths:
-            # Its id stays its own: a module that the run makes.
-            self._alive.append(module)
-        if name.startswith("__"):
-            if name == "__dict__" and is_watched(frame.f_code.co_filename):
-                self._note_all(module, frame)
-            else:
-                self._read.discard((id(module), name))
+        if id(module) in self._made:
             return
-        self._meet(module, name, place(frame))
+        self._read.add((_NUMBER(module), name))
+        if id(module) not in self._paths:
+            # Its id stays its own.
+            self._alive.append(module)
+        if name == "__dict__":
+            self._note_all(module, frame)
+        elif not name.startswith("__"):
+            where = place(frame)
+            self._meet(module, name, where)
+            if name == "_compiled_call_impl" and frame.f_code is _CALLER and self._plainly_called(module):
+                for one in _CALLED:
+                    if (_NUMBER(module), one) not in self._read:
+                        self._read.add((_NUMBER(module), one))
+                        self._meet(module, one, where)
+
+    def _plainly_called(self, module: nn.Module) -> bool:
+        """Whether torch is about to read ``_CALLED``, as it does unless the module is compiled."""
+        return object.__getattribute__(module, "_compiled_call_impl") is None
 
     def _note_all(self, module: nn.Module, frame: FrameType) -> None:
         space = object.__getattribute__(module, "__dict__")
@@ -222,24 +285,25 @@ class Run:
         self.memory.meet(held, held, "all", self._name(module, "__dict__"), place(frame))
 
     def _meet(self, module: nn.Module, name: str, where: Place | None) -> None:
-        self._at = where
         space = object.__getattribute__(module, "__dict__")
         title = self._name(module, name)
-        if name in space:
-            self.memory.meet(module, space, name, title, where)
-            return
-        # What an instance gets later hides what its class has.
+        # Where it is not there: what an instance gets later hides what its class has.
         self.memory.meet(module, space, name, title, where)
+        if name in space:
+            return
         for holder in _HOLDERS:
             held = space.get(holder)
             if held is not None and name in held:
                 self.memory.meet(held, held, name, title, where)
                 return
-        for kind in type(module).__mro__:
-            if name in vars(kind):
-                if is_user_class(kind):
-                    self.memory.meet(kind, vars(kind), name, f"class attribute {kind.__qualname__}.{name}", where)
-                return
+        key = (type(module), name)
+        if key not in self._classes:
+            kind = next((kind for kind in key[0].__mro__ if name in vars(kind)), None)
+            self._classes[key] = kind
+            if kind is not None and is_user_class(kind):
+                self.memory.meet(kind, vars(kind), name, f"class attribute {kind.__qualname__}.{name}", where)
+        if self._classes[key] is not None:
+            return
         for holder in _HOLDERS:
             held = space.get(holder)
             if held is not None:
@@ -250,28 +314,32 @@ class Run:
         key = (id(module), name)
         self._writes[key] = where
         if key not in self._assigned:
-            self._assigned[key] = None if key in self._read else module
+            self._assigned[key] = None if (_NUMBER(module), name) in self._read else module
         for one in (name, *_HOLDERS):
-            self._read.add((id(module), one))
+            self._read.add((_NUMBER(module), one))
             self._meet(module, one, where)
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.paused or not is_watched(frame.f_code.co_filename):
+        if self.paused:
             return None
-        return self._step
+        code = frame.f_code
+        if id(code) not in self._steps:
+            self._alive.append(code)
+            self._steps[id(code)] = self._step if is_watched(code.co_filename) else None
+        return self._steps[id(code)]
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" and not self.paused:
-            key = (frame.f_code, frame.f_lineno)
+            key = (id(frame.f_code), frame.f_lineno)
             if key not in self._lines:
-                self._lines[key] = None
+                self._lines[key] = frame.f_code
                 self._line(frame)
         return self._step
 
     def _line(self, frame: FrameType) -> None:
         """Note the globals and closures that a line reads, before it runs for the first time."""
         code, space = frame.f_code, frame.f_globals
-        self._at = where = (code.co_filename, frame.f_lineno)
+        where = (code.co_filename, frame.f_lineno)
         for name in _globals_at(code).get(frame.f_lineno, ()):
             if name in ("environ", "getenv"):
                 self.memory.meet(os.environ, vars(os.environ), "_data", "the environment", where)
@@ -288,8 +356,8 @@ class Run:
             found = sys.modules.get(name)
             if found is not None and is_watched(getattr(found, "__file__", None) or "<"):
                 self._module(found, code.co_names, where, 0)
-        if code.co_freevars and code not in self._closures:
-            self._closures.add(code)
+        if code.co_freevars and id(code) not in self._closures:
+            self._closures.add(id(code))
             self._closure(code, where)
 
     def _module(self, module: ModuleType, names: tuple[str, ...], where: Place, depth: int) -> None:
@@ -305,7 +373,7 @@ class Run:
 
     def _closure(self, code: CodeType, where: Place) -> None:
         """Meet the function that runs ``code``, unless it is met by its name or is made within the run."""
-        if any(code in outer.co_consts for outer in {outer for outer, _ in self._lines}):
+        if any(code in outer.co_consts for outer in {id(outer): outer for outer in self._lines.values()}.values()):
             return
         if any(
             isinstance(node.thing, FunctionType) and node.thing.__code__ is code for node in self.memory.nodes.values()
@@ -316,15 +384,21 @@ class Run:
                 held = {"function": function}
                 self.memory.meet(held, held, "function", f"function {function.__qualname__}", where)
 
-    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if self.paused:
-            return
-        if event == "c_call":
-            name = arg.__name__
-            if name in calls.NAMES and (what := calls.effect_of(arg, frame)):
+    def _profiler(self) -> Callable[[FrameType, str, Any], None]:
+        # Called for each call and return of anything: all it needs is at hand, and the rarest is asked first.
+        names, codes = calls.NAMES, {id(code) for code in calls.CODES}
+
+        def profile(frame: FrameType, event: str, arg: Any) -> None:
+            if event == "c_call":
+                what = calls.effect_of(arg, frame) if arg.__name__ in names and not self.paused else None
+            elif event == "call" and id(frame.f_code) in codes and not self.paused:
+                what = calls.effect_of_frame(frame)
+            else:
+                return
+            if what:
                 self.effects.append(Effect(what, place(frame)))
-        elif event == "call" and frame.f_code in calls.CODES and (what := calls.effect_of_frame(frame)):
-            self.effects.append(Effect(what, place(frame)))
+
+        return profile
 
     def _opaque(self, thing: Any) -> None:
         kind = type(thing)
@@ -351,7 +425,7 @@ class Run:
 
     def _line_naming(self, name: str, *, called: bool = False) -> Place | None:
         """Return the executed line that changes what goes by ``name``, or (``called``) that calls something on it."""
-        for code, number in self._lines:
+        for (_, number), code in self._lines.items():
             line = line_at(code.co_filename, number)
             if name in line.changes or (called and name in line.text and "(" in line.text):
                 return code.co_filename, number
@@ -385,7 +459,7 @@ def _imports_at(code: CodeType) -> dict[int, tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Within the context no garbage is collected: what runs then, finalizers and callbacks, is not the forward's."""
     enabled = gc.isenabled()
     gc.disable()

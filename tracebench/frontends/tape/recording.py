@@ -9,6 +9,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracebench.frontends.base import describe_constant
-from tracebench.frontends.fixed import argument_flag, became_python, fixed_size, python_kind, training_flag
+from tracebench.frontends.fixed import (
+    TRAINING_FLAGS,
+    argument_flag,
+    became_python,
+    fixed_size,
+    python_kind,
+    training_flag,
+)
 from tracebench.frontends.form import PLAIN, Form, NotPlainError
 from tracebench.frontends.tape.ambient import Casting
 from tracebench.frontends.tape.checks import MustFail, data_of, same_list, same_shapes, same_value
@@ -46,6 +54,8 @@ _READERS: tuple[tuple[Any, str], ...] = (
 #: Arguments of batch norms, which write them without saying so.
 _RUNNING = ("running_mean", "running_var")
 _BASE = torch._C.TensorBase
+#: Types of an op's arguments that are on tape as they are.
+_ATOMS = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 class Tape(TorchDispatchMode):
@@ -125,16 +135,21 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with self._run.pause():
+        watchers = self._run.look_away()
+        try:
             return self._record(func, args, kwargs, sys._getframe(1))
+        finally:
+            self._run.look_again(watchers)
 
     def _record(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
+        about = _about(func)
         if self._run.memory.cached:
             self._within_cached(frame)
         self._set_grad(torch.is_grad_enabled())
         literal = func is _LIFT
-        taped_args, taped_kwargs = pytree.tree_map(functools.partial(self._argument, literal=literal), (args, kwargs))
-        versions = _versions(args, kwargs) if func.namespace not in ("aten", "prims", "prim") else []
+        taped_args = tuple([self._taped(value, literal) for value in args])
+        taped_kwargs = {name: self._taped(value, literal) for name, value in kwargs.items()}
+        versions = [] if about.tells else _versions(args, kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -144,11 +159,14 @@ class Tape(TorchDispatchMode):
             self._history.append(("guard", None))
             self.guards += 1
             raise
-        if literal:
-            # A literal: replaying the lift itself would hand out one tensor again and again.
-            func = _CLONE
-        node = self._graph.call_function(func, taped_args, taped_kwargs)
-        self._changes(func, args, kwargs, versions)
+        # A literal: replaying the lift itself would hand out one tensor again and again.
+        node = self._graph.create_node("call_function", _CLONE if literal else func, name=about.name)
+        # Given to a new node they would be searched for what a tape never holds.
+        node.args = taped_args
+        if taped_kwargs:
+            node.kwargs = taped_kwargs
+        if about.written or about.random or versions:
+            self._changes(about, args, kwargs, versions)
         if isinstance(result, torch.Tensor):
             self._note(result, node)
             self._compute(result)
@@ -158,15 +176,14 @@ class Tape(TorchDispatchMode):
         elif isinstance(result, (bool, int, float, complex)):
             self._guard(same_value, node, result, frame)
             self.fixed.append(became_python(frame, python_kind(result), repr(result)))
-        if torch.Tag.dynamic_output_shape in func.tags:
+        if about.dynamic:
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self._guard(same_shapes, node, shapes, frame)
             sizes = ", ".join(str(list(shape)) for shape in shapes)
             self.fixed.append(fixed_size(frame, "a size that depends on values", sizes))
         if func in _SIZES_OF:
             self._values(result[1], frame)
-        flag = argument_flag(_argument_names(func), args, kwargs)
-        if flag is not None:
+        if about.flagged and (flag := argument_flag(about.names, args, kwargs)) is not None:
             self.fixed.append(training_flag(str(func), flag, caller_location(frame)))
         return result
 
@@ -304,7 +321,8 @@ class Tape(TorchDispatchMode):
     def _note_item(self, item: Any, node: fx.Node, path: tuple[int, ...]) -> None:
         if isinstance(item, torch.Tensor):
             for index in path:
-                node = self._graph.call_function(operator.getitem, (node, index))
+                item_of, node = node, self._graph.create_node("call_function", operator.getitem)
+                node.args = (item_of, index)
             self._note(item, node)
             self._compute(item)
         elif isinstance(item, (tuple, list)):
@@ -325,16 +343,16 @@ class Tape(TorchDispatchMode):
             self._outside.setdefault(memory, []).append(where)
             self._memory.add(memory)
 
-    def _changes(self, func: Any, args: Any, kwargs: Any, versions: list[tuple[torch.Tensor, int]]) -> None:
+    def _changes(self, about: _Op, args: Any, kwargs: Any, versions: list[tuple[torch.Tensor, int]]) -> None:
         """Note what an op writes and whether it draws random numbers."""
         written = [tensor for tensor, version in versions if tensor._version != version]
-        for index in _written(func):
-            value = args[index] if index < len(args) else kwargs.get(_argument_names(func)[index])
+        for index in about.written:
+            value = args[index] if index < len(args) else kwargs.get(about.names[index])
             written += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         for tensor in written:
             if (memory := _memory(tensor)) is not None:
                 self._history.append(("write", memory))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if about.random:
             devices = {leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
             devices |= {leaf for leaf in pytree.tree_leaves(kwargs) if isinstance(leaf, torch.device)}
             self._history += [("random", device) for device in devices or {torch.device("cpu")}]
@@ -367,11 +385,24 @@ class Tape(TorchDispatchMode):
         """Refuse ops whose results a cache keeps: eager does not run them again."""
         innermost = place(frame)
         while frame is not None:
-            if frame.f_code in self._run.memory.cached:
+            if id(frame.f_code) in self._run.memory.cached:
                 raise UntapeableError(
                     f"functools' cache keeps tensors, computed at {spelled(innermost)}; a tape would compute them anew"
                 )
             frame = frame.f_back
+
+    def _taped(self, value: Any, literal: bool) -> Any:
+        """Return an op's argument as the tape has it, with the node of each tensor in it."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is list or kind is tuple:
+            return kind([self._taped(item, literal) for item in value])
+        if id(value) in self._nodes:
+            return self._nodes[id(value)]
+        if kind is torch.Tensor or kind is nn.Parameter:
+            return self._argument(value, literal=literal)
+        return pytree.tree_map(functools.partial(self._argument, literal=literal), value)
 
     def _argument(self, value: Any, *, literal: bool = False) -> Any:
         if isinstance(value, torch.Generator):
@@ -393,7 +424,9 @@ class Tape(TorchDispatchMode):
                 name = f"_constant_{len(self._baked)}"
                 self._baked[name] = value
                 self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
-            self._note(value, self._graph.get_attr(name))
+            # As by get_attr, which would look for the module that the graph is not yet of.
+            node = self._graph.create_node("get_attr", name, name=name.replace(".", "_").lower())
+            self._note(value, node)
             self._own(value, value)
         return self._nodes[id(value)]
 
@@ -438,18 +471,43 @@ def _replaced(owner: Any, name: str, stands_in: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-@functools.lru_cache(maxsize=1024)
-def _argument_names(func: Any) -> tuple[str, ...]:
-    return tuple(argument.name for argument in func._schema.arguments)
+@dataclass(frozen=True)
+class _Op:
+    """What is to be known of an op whenever it is dispatched."""
+
+    #: Of its nodes, before they are numbered.
+    name: str
+    #: Of its arguments.
+    names: tuple[str, ...]
+    #: Which arguments it writes.
+    written: tuple[int, ...]
+    #: Whether it can be trusted to say what it writes.
+    tells: bool
+    random: bool
+    #: Whether the sizes of its results depend on values.
+    dynamic: bool
+    #: Whether an argument may say that it runs as in training.
+    flagged: bool
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(func: Any) -> tuple[int, ...]:
-    """Return which arguments an op writes."""
-    return tuple(
+def _about(func: Any) -> _Op:
+    arguments = func._schema.arguments
+    names = tuple(argument.name for argument in arguments)
+    written = tuple(
         index
-        for index, one in enumerate(func._schema.arguments)
+        for index, one in enumerate(arguments)
         if (one.alias_info is not None and one.alias_info.is_write) or one.name in _RUNNING
+    )
+    target = _CLONE if func is _LIFT else func
+    return _Op(
+        name=target.__name__.replace(".", "_"),
+        names=names,
+        written=written,
+        tells=func.namespace in ("aten", "prims", "prim"),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        dynamic=torch.Tag.dynamic_output_shape in func.tags,
+        flagged=not set(TRAINING_FLAGS).isdisjoint(names),
     )
 
 
