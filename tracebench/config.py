@@ -26,6 +26,7 @@ from tracebench.running.limits import Limits
 from tracebench.running.sweep import RERUNS, Request
 from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
 
+OPTIMIZERS = ("sgd", "adamw", "none")
 MODES = ("auto", "inference", "training")
 #: Words that fail_on= takes.
 FAIL_ON = (*VERDICTS, *(status for status in STATUSES if status != "done"), "unexpected")
@@ -160,6 +161,10 @@ class ThroughputConfig:
     """How speed is measured."""
 
     seconds: float = _key(10.0, "measuring budget of a case; less is used when the interval is tight")
+    compile: bool | None = _key(
+        None, "take compile times, cold and warm, in two processes more; null: where the executor compiles"
+    )
+    optimizer: str = _key("sgd", f"whose step is part of a call in training: {', '.join(OPTIMIZERS)}")
 
 
 @dataclass
@@ -261,6 +266,7 @@ def to_request(config: Any) -> Request:
     _some_of("fail_on", plain["fail_on"], FAIL_ON)
     _some_of("soundness.probes", plain["soundness"]["probes"], PROBES)
     _some_of("soundness.aspects", plain["soundness"]["aspects"], tuple(ASPECTS))
+    _one_of("throughput.optimizer", plain["throughput"]["optimizer"], OPTIMIZERS)
     _one_of("rerun", plain["rerun"], RERUNS)
     _one_of("limits.isolation", plain["limits"]["isolation"], ISOLATIONS)
     for name in ("throughput.seconds", "limits.seconds", "limits.memory_gb", "batch_size"):

@@ -292,12 +292,17 @@ class Timing:
     samples_ms: tuple[float, ...]
     #: Null where the number of samples in a batch cannot be told.
     samples_per_s: float | None = None
+    #: Most that the call needs at once, in 10**6 bytes, the other side's tensors left out; see ``throughput.memory``.
     peak_memory_mb: float | None = None
+    #: Milliseconds in which the host hands one call over to an idle accelerator; null on the CPU, where it is the call.
+    host_ms: float | None = None
+    #: Kernels that one call launches on an accelerator; null on the CPU.
+    kernels: int | None = None
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """Eager time divided by captured time: above 1 the capture is faster. 95 % interval."""
+    """Eager time divided by captured time: above 1 the capture is faster. 99 % interval."""
 
     ratio: float
     ci_low: float
@@ -308,10 +313,38 @@ class Speedup:
 
 @dataclass(frozen=True)
 class CompileSeconds:
-    """Seconds of capture plus compilation, with an empty and with a filled compiler cache."""
+    """Seconds of capture plus compilation, with an empty and with a filled compiler cache.
+
+    Each is taken in a process of its own: capturing and the first calls until nothing is compiled any more, less as
+    many steady calls. Starting Python, imports and building the model are left out.
+    """
 
     cold: float | None = None
     warm: float | None = None
+
+
+@dataclass(frozen=True)
+class TimedInputs:
+    """The input sets that timed calls go round, each side with copies of its own, in the same order."""
+
+    sets: int
+    #: Of all sets of one side, in 10**6 bytes.
+    mb: float
+    #: The last cache before main memory; null where the system does not tell.
+    cache_mb: float | None
+    #: ``fresh``: each set has values of its own; ``copies``: all have those of the example.
+    values: str
+    #: Why there are no more, or no fresh values; empty where there is nothing to say.
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one monitor read before and after the rounds; empty where it could not read anything."""
+
+    name: str
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -327,6 +360,12 @@ class ThroughputInfo:
     break_even_calls: int | None = None
     #: How times were taken: ``host clock`` or ``device events``.
     clock: str = "host clock"
+    inputs: TimedInputs | None = None
+    #: The optimizer whose step is part of a call in training; null in inference and where none is wanted.
+    optimizer: str | None = None
+    #: The machine while it was measured.
+    watched: tuple[Watched, ...] = ()
+    #: Each begins with its kind, one of ``timingwords.KINDS``, and says what to do next.
     warnings: tuple[str, ...] = ()
 
 

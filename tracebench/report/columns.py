@@ -179,8 +179,8 @@ COLUMNS: dict[str, Column] = {
         _count("ops_extra", "coverage", "ops that eager does not run", _at("coverage.ops_extra")),
         _count("graphs_per_call", "coverage", "graphs run in one call", _at("coverage.graphs_per_call")),
         _figure("speedup", "ratio", "eager time / captured time", "throughput.speedup.ratio", _speedup),
-        _figure("speedup_low", "ratio", "lower end of its 95 % interval", "throughput.speedup.ci_low"),
-        _figure("speedup_high", "ratio", "upper end of its 95 % interval", "throughput.speedup.ci_high"),
+        _figure("speedup_low", "ratio", "lower end of its 99 % interval", "throughput.speedup.ci_low"),
+        _figure("speedup_high", "ratio", "upper end of its 99 % interval", "throughput.speedup.ci_high"),
         Column(
             "significant", "boolean", "throughput", "", "does that exclude 1", _at("throughput.speedup.significant")
         ),

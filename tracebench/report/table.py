@@ -51,7 +51,7 @@ _COLUMNS = (
     _figure("flop_coverage", "FLOP", "%"),
     _figure("time_coverage", "time", "%"),
     _Shown("graphs", ("graphs", "(breaks)"), True, lambda record, naming: _graphs(record)),
-    _figure("speedup", "speedup", "[95 % interval]", right=False),
+    _figure("speedup", "speedup", "[99 % interval]", right=False),
     _figure("eager_ms", "eager", "ms"),
     _figure("captured_ms", "captured", "ms"),
 )
@@ -131,7 +131,7 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
         lines += _row(record, row, shown, widths, gap, colour)
     said = {value for row in rows for name, value in row.items() if name in natural and name not in _WRAPPED}
     out = [
-        " ".join(filter(None, column.heading)).replace("[95 % interval]", "").strip()
+        " ".join(filter(None, column.heading)).replace("[99 % interval]", "").strip()
         for column in _COLUMNS
         if column.name in natural and column not in shown
     ]

@@ -55,7 +55,7 @@ _HEADINGS = {
     "time_coverage": "time %",
     "graphs": "graphs",
     "graph_breaks": "breaks",
-    "speedup": "speedup [95 %]",
+    "speedup": "speedup [99 %]",
     "eager_ms": "eager ms",
     "captured_ms": "captured ms",
     "samples_per_s_captured": "samples/s",
@@ -135,7 +135,7 @@ def _cases(records: Sequence[Record], naming: facts.Names) -> str:
         figures = "".join(f'<td class="number">{_e(COLUMNS[name].cell(record))}</td>' for name in shown)
         link = f'<a href="#case-{_e(record.key)}">{_e(naming.row(record))}</a>'
         rows.append(f"<tr><td>{link}</td><td>{_e(naming.column(record))}</td><td>{_word(record)}</td>{figures}</tr>")
-    marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1; 95 % intervals"
+    marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1; 99 % intervals"
     meanings = [name for name in OUTCOMES if any(facts.word(record).name == name for record in records)]
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
     table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'

@@ -31,7 +31,8 @@ from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE
-from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
+from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo, ThroughputInfo
+from tracebench.running import compiling
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
@@ -39,7 +40,7 @@ from tracebench.soundness.randomness import judge_random_numbers
 from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
-from tracebench.throughput.stage import time_capture
+from tracebench.throughput.stage import paid_back, time_capture
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
@@ -204,8 +205,34 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if "throughput" in case.stages:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
-            journal.put(throughput=time_capture(subject, captures(), seconds=seconds))
+            optimizer = str(case.throughput.get("optimizer", "sgd"))
+            timed, spent_s = time_capture(subject, captures(), seconds=seconds, optimizer=optimizer)
+            journal.put(throughput=timed)
+            if compiling.wanted(case):
+                afterwards.append(lambda: _compile_time(journal, case, timed, spent_s))
     return afterwards
+
+
+@contextlib.contextmanager
+def prepared(case: Case) -> Iterator[tuple[Subject, CaptureFn]]:
+    """Return the subject of ``case``, whose model has run once, and what captures it to be timed, controls in force.
+
+    Raises:
+        RequestError: the request makes no sense.
+    """
+    asked = _load(case, Journal(lambda entry: None), None)
+    with asked.front_end.controlled(asked.orders):
+        _reference(asked.subject)
+        capture = _capturer(asked.front_end, case.executor, asked.orders, marked=False, for_verdict=False)
+        yield asked.subject, capture
+
+
+def _compile_time(journal: Journal, case: Case, timed: ThroughputInfo, spent_s: float) -> None:
+    """Add compile times to what was ``timed``; they need processes of their own, and none of them a part here."""
+    with journal.stage("compile"):
+        found, said = compiling.compile_seconds(case)
+        timed = dataclasses.replace(timed, compile_s=found, warnings=(*timed.warnings, *said))
+        journal.put(throughput=paid_back(timed, spent_s))
 
 
 def _ablate(asked: _Asked, journal: Journal) -> None:
