@@ -302,13 +302,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Eager time divided by captured time: above 1 the capture is faster. 99 % interval."""
+    """Eager time divided by captured time: above 1 the capture is faster."""
 
     ratio: float
     ci_low: float
     ci_high: float
     #: True if 1.0 lies outside the interval.
     significant: bool
+    #: How often the interval holds the true ratio. Records that do not say have one of 95 %.
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True)

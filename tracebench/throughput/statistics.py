@@ -36,7 +36,7 @@ CONFIDENCE = 0.99
 #: The smallest number of rounds for which such a signed-rank interval exists: 2 * 0.5**8 < 0.01 < 2 * 0.5**7.
 FEWEST_FOR_RANKS = 8
 #: Two-sided 99 % quantiles of Student's t by number of rounds, for fewer rounds than the rank interval needs.
-_STUDENT_T = {2: 63.657, 3: 9.925, 4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707}
+_STUDENT_T = {3: 9.925, 4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707}
 #: Digits of a log ratio that are kept. No timer resolves 1e-12 of a time; what is beyond is rounding in the division,
 #: which must not make two equal times "significantly" different.
 _LOG_DIGITS = 12
@@ -80,8 +80,8 @@ def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup
     """Return eager time divided by captured time with a 99 % interval; samples of one position are of one round.
 
     The method is the module's: Hodges-Lehmann estimate of the paired log ratios and its signed-rank interval.
-    With 2 to 7 rounds, for which that interval does not exist, the interval is Student's t on the log ratios,
-    stretched if need be to hold the estimate. With one round there is no interval, with none no ratio: NaN.
+    With 3 to 7 rounds, for which that interval does not exist, the interval is Student's t on the log ratios,
+    stretched if need be to hold the estimate. With one or two rounds there is no interval, with none no ratio: NaN.
 
     Raises:
         ValueError: the lengths differ, or a time is not a positive number.
@@ -90,7 +90,7 @@ def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup
         raise ValueError(f"a round has one sample of each: got {len(eager)} of eager and {len(captured)} of captured")
     n = len(eager)
     if n == 0:
-        return Speedup(ratio=math.nan, ci_low=math.nan, ci_high=math.nan, significant=False)
+        return Speedup(ratio=math.nan, ci_low=math.nan, ci_high=math.nan, significant=False, confidence=CONFIDENCE)
     times = np.array([eager, captured], dtype=np.float64)
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise ValueError("a time is zero, negative or not a number: the timer is too coarse for the block it timed")
@@ -100,14 +100,15 @@ def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup
     if n >= FEWEST_FOR_RANKS:
         cutoff = rank_cutoff(n)
         low, high = float(walsh[cutoff - 1]), float(walsh[-cutoff])
-    elif n > 1:
+    elif n in _STUDENT_T:
         reach = _STUDENT_T[n] * float(np.std(logs, ddof=1)) / math.sqrt(n)
         mean = float(np.mean(logs))
         low, high = min(mean - reach, centre), max(mean + reach, centre)
     else:
         low = high = math.nan
     ratio, ci_low, ci_high = math.exp(centre), math.exp(low), math.exp(high)
-    return Speedup(ratio=ratio, ci_low=ci_low, ci_high=ci_high, significant=ci_low > 1.0 or ci_high < 1.0)
+    significant = ci_low > 1.0 or ci_high < 1.0
+    return Speedup(ratio, ci_low, ci_high, significant, CONFIDENCE)
 
 
 def half_width(speedup: Speedup) -> float:

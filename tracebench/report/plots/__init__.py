@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record
+from tracebench.report.plots.costs import break_even, compile_time, costs
 from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
 from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
 from tracebench.report.plots.rounds import latency, latency_samples
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FRONTEND_COLOURS",
     "PLOTS",
+    "break_even",
+    "compile_time",
     "controls",
+    "costs",
     "coverage",
     "coverage_bars",
     "frontend_colours",
@@ -46,6 +50,8 @@ PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
     "verdicts": (verdicts, "Whether each capture behaves as eager does."),
     "probes": (probes, "What each probe of the case found."),
     "speedup": (speedup, "How much faster each capture is than eager, measured in alternating rounds."),
+    "compile_time": (compile_time, "What compiling costs, against what it brings."),
+    "break_even": (break_even, "After how many calls compiling has paid for itself."),
     "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
     "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
     "controls": (controls, "What each setting of the controls costs in coverage and brings in speed."),

@@ -70,7 +70,7 @@ def speedup(records: Sequence[Record]) -> Figure | None:
     high = max(max(ends) * math.exp(0.06 * reach), 1.12)
     title = f"Speedup over eager on {facts.machine(records)}"
     subtitle = (
-        "Eager time / captured time, 99 % interval; above 1 is faster. Logarithmic axis."
+        f"Eager time / captured time, {facts.interval(records)}; above 1 is faster. Logarithmic axis."
         " Hatched, n.s.: not significantly different from 1."
     )
     figure, axes, places = bar_axes(bars, title, subtitle, "speedup (ratio)")
