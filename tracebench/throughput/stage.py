@@ -32,6 +32,8 @@ CaptureFn = Callable[[nn.Module, Inputs], Capture]
 
 #: Share of the budget in which the input sets are tried; sets that are not reached are left out.
 TRYING_SHARE = 0.1
+#: Calls that belong to getting started: TorchScript compiles at its second.
+FIRST_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,7 @@ def start(
     subject.synchronise()
     first_call_ms = (time.perf_counter() - before) * 1e3
     calls = 1
-    # What compiles at the second call, as TorchScript does unasked and some settings of Dynamo have it, is a cost, too.
-    while calls < max(2, made.settles_after):
+    while calls < max(FIRST_CALLS, made.settles_after):
         call()
         calls += 1
     subject.synchronise()
@@ -160,7 +161,8 @@ class _Sides:
             loss=loss,
             optimizer=optimizer,
         )
-        self.eager()
+        for _ in range(FIRST_CALLS):
+            self.eager()
         between = allocated_mb(subject.device)
         self.captured = start(subject, capture, sets, optimizer, loss)
         self._levels = (before, between)
@@ -183,8 +185,8 @@ class _Sides:
         started = time.perf_counter()
         while reached < len(sets.sets) and (reached < 2 or time.perf_counter() - started < 2 * seconds):
             try:
-                self.captured.call()
                 self.eager()
+                self.captured.call()
             except CallError as error:
                 if fresh and sets.values == "fresh":
                     raise _Unfit(f"on other values {error.args[0]}") from error

@@ -23,6 +23,7 @@ from tracebench.report.plots.drawing import (
     short,
     titles,
 )
+from tracebench.report.plots.speedups import ratio_axis
 from tracebench.report.text import clean
 
 if TYPE_CHECKING:
@@ -100,10 +101,15 @@ def compile_time(records: Sequence[Record]) -> Figure | None:
             cost.cold_s, cost.ratio, yerr=error, color=colour, marker=markers[cost.row], markersize=6, linewidth=1,
             capsize=2.5, markerfacecolor=colour if cost.significant else "white", zorder=4,
         )  # fmt: skip
-    _log(axes, [cost.cold_s for cost in found])
+    seconds = [cost.cold_s for cost in found]
+    _seconds_axis(axes, min(seconds) * 0.7, max(seconds) * 1.4)
+    low = min(0.9, min(cost.low for cost in found) * 0.95)
+    high = max(1.12, max(cost.high for cost in found) * 1.05)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    ratio_axis(axes.yaxis, low, high)
     axes.set_xlabel("compile time, cold (s)", fontsize=FONT, color=INK)
     axes.set_ylabel("speedup (ratio)", fontsize=FONT, color=INK)
-    axes.margins(0.07, 0.12)
     return figure
 
 
@@ -179,11 +185,16 @@ def _axes(
     return figure, axes, markers
 
 
-def _log(axes: Axes, values: Sequence[float]) -> None:
-    """Make the axis across logarithmic where values span a decade and more; its ticks are plain numbers."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+def _seconds_axis(axes: Axes, low: float, high: float) -> None:
+    """Make the axis across logarithmic, with round numbers of seconds."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-    if min(values) > 0 and max(values) / min(values) >= 10:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    places = [base * 10.0**power for power in range(-6, 7) for base in (1, 1.5, 2, 3, 5, 7)]
+    places = [place for place in places if low <= place <= high]
+    if len(places) > 8:
+        places = [place for place in places if f"{place:.0e}"[0] in "125" and f"{place:e}"[2] == "0"]
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{place:g}" for place in places]))
+    axes.xaxis.set_minor_locator(NullLocator())

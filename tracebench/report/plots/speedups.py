@@ -18,7 +18,7 @@ from tracebench.report.plots.drawing import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -76,7 +76,7 @@ def speedup(records: Sequence[Record]) -> Figure | None:
     figure, axes, places = bar_axes(bars, title, subtitle, "speedup (ratio)")
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    _ratio_axis(axes, low, high)
+    ratio_axis(axes.xaxis, low, high)
     axes.axvline(1, color=INK, linewidth=1, zorder=1)
     colours = frontend_colours(records)
     for bar, place in zip(bars, places, strict=True):
@@ -97,10 +97,11 @@ def speedup(records: Sequence[Record]) -> Figure | None:
     return figure
 
 
-def _ratio_axis(axes: Axes, low: float, high: float) -> None:
+def ratio_axis(axis: Axis, low: float, high: float) -> None:
+    """Label a logarithmic axis of ratios from ``low`` to ``high``."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     places = ticks(low, high)
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_major_formatter(FixedFormatter([f"{value:g}x" for value in places]))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_major_formatter(FixedFormatter([f"{value:g}x" for value in places]))
+    axis.set_minor_locator(NullLocator())
