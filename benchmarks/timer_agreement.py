@@ -21,7 +21,7 @@ from tracebench.subject import load
 from tracebench.throughput.calls import BoundCall
 from tracebench.throughput.clock import clock_for
 from tracebench.throughput.measure import measure
-from tracebench.throughput.monitor import default_monitors, waited_ms
+from tracebench.throughput.monitor import default_monitors, waits
 from tracebench.throughput.statistics import median
 
 #: Largest difference, as a share.
@@ -69,7 +69,7 @@ def _agrees(name: str, asked: argparse.Namespace) -> bool:
                 samples_per_call=None,
                 seed=turn,
                 monitors=default_monitors(),
-                waited_ms=waited_ms,
+                waits=waits,
             )
             ours.append(median([*info.eager.samples_ms, *info.captured.samples_ms]))
             warned |= {warning.partition(":")[0] for warning in info.warnings}

@@ -23,7 +23,7 @@ from torch import nn
 from tracebench.record import ThroughputInfo
 from tracebench.throughput.clock import HostClock
 from tracebench.throughput.measure import measure
-from tracebench.throughput.monitor import default_monitors, waited_ms
+from tracebench.throughput.monitor import default_monitors, waits
 from tracebench.throughput.statistics import median
 
 #: Of a hundred runs, at least so many must come out right.
@@ -89,7 +89,7 @@ def _measured(eager: Callable[[], object], captured: Callable[[], object], secon
         samples_per_call=None,
         seed=seed,
         monitors=default_monitors(),
-        waited_ms=waited_ms,
+        waits=waits,
     )
 
 

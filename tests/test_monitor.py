@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -20,9 +21,9 @@ from tracebench.timingwords import KINDS, kind_of
 from .test_throughput import Machine
 
 
-def run(machine: Machine, *monitors: Monitor, waited_ms: Callable[[], float] = lambda: 0.0) -> ThroughputInfo:
+def run(machine: Machine, *monitors: Monitor, waits: Callable[[], dict[int, float]] = dict) -> ThroughputInfo:
     callees = machine.callee("eager", 20.0), machine.callee("captured", 20.0)
-    return measure(*callees, clock=machine, seconds=4.0, samples_per_call=1, monitors=monitors, waited_ms=waited_ms)
+    return measure(*callees, clock=machine, seconds=4.0, samples_per_call=1, monitors=monitors, waits=waits)
 
 
 def kinds(info: ThroughputInfo) -> list[str | None]:
@@ -104,7 +105,7 @@ def test_rounds_in_which_the_process_waited_are_left_out() -> None:
         clock=machine,
         seconds=6.0,
         samples_per_call=1,
-        waited_ms=lambda: waited,
+        waits=lambda: {1: waited, 2: 0.0},
     )
     assert max(info.eager.samples_ms) < 22.0
     assert not info.speedup.significant
@@ -113,24 +114,25 @@ def test_rounds_in_which_the_process_waited_are_left_out() -> None:
 
 def test_where_every_round_waited_the_calmest_count() -> None:
     machine = Machine(noise=0.005)
-    waits = itertools.count(start=1)
+    steps = itertools.count(start=1)
     waited = 0.0
 
-    def more() -> float:
+    def more() -> dict[int, float]:
         nonlocal waited
-        waited += 1.0 + next(waits) / 100
-        return waited
+        waited += 2.0 + next(steps) / 100
+        return {1: waited}
 
-    info = run(machine, waited_ms=more)
+    info = run(machine, waits=more)
     assert len(info.eager.samples_ms) >= MIN_ROUNDS
     assert "busy machine" in kinds(info)
     assert any(f"of which the {len(info.eager.samples_ms)} calmest count" in text for text in info.warnings)
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no account of waits here")
-def test_waits_only_grow() -> None:
-    first = monitor.waited_ms()
-    assert 0.0 <= first <= monitor.waited_ms()
+def test_waits_are_of_this_process_and_only_grow() -> None:
+    first, second = monitor.waits(), monitor.waits()
+    assert os.getpid() in first
+    assert all(second[thread] >= ms >= 0.0 for thread, ms in first.items() if thread in second)
 
 
 def test_every_warning_is_of_a_known_kind() -> None:
@@ -144,7 +146,7 @@ def test_every_warning_is_of_a_known_kind() -> None:
         samples_per_call=1,
         compilations=lambda: next(compiled) // 7,
         monitors=[neighbours(machine, 1.0)],
-        waited_ms=lambda: machine.seconds * 500,
+        waits=lambda: {1: machine.seconds * 500},
     )
     assert None not in kinds(info)
     assert {"not warmed up", "busy machine", "noisy", "few rounds"} <= set(kinds(info))

@@ -94,7 +94,7 @@ def test_count_and_bytes_of_sets_are_capped(subject: Callable[..., Subject], mon
     found = input_sets(subject())
     assert len(found.sets) == calls.MAX_SETS
     assert f"no more than {calls.MAX_SETS} sets" in found.note
-    monkeypatch.setattr(calls, "available_bytes", lambda: 48 * 60)
+    monkeypatch.setattr(calls, "free_bytes", lambda device: 48 * 60)
     few = input_sets(subject())
     assert len(few.sets) == 3
     assert "free memory" in few.note

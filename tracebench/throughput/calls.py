@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +149,8 @@ def input_sets(subject: Subject) -> InputSets:
     A model that declares ``other_inputs`` looks at values, so its sets are copies of the example: the same work in
     other memory. So are those of a model whose inputs differ in size from draw to draw.
     """
-    count, note = _count(storage_bytes(_tensors(subject.example)), last_level_cache(subject.device))
+    device = subject.device
+    count, note = _count(storage_bytes(_tensors(subject.example)), last_level_cache(device), free_bytes(device))
     copies = InputSets((subject.example,) * count, "copies", note)
     if subject.redraw is None:
         return copies_because(copies, "the inputs were given as values")
@@ -173,11 +174,10 @@ def copies_because(sets: InputSets, why: str) -> InputSets:
     return InputSets((sets.sets[0],) * count, "copies", note)
 
 
-def _count(one: int, cache: int | None) -> tuple[int, str]:
+def _count(one: int, cache: int | None, free: int | None) -> tuple[int, str]:
     """Return how many sets of ``one`` bytes to make, and why no more where they do not exceed the cache."""
     if one == 0:
         return 1, "the inputs hold no tensors with data"
-    free = available_bytes()
     allowed = MAX_SETS if free is None else max(1, min(MAX_SETS, int(free * MEMORY_SHARE / one)))
     wanted = MAX_SETS if cache is None else max(2, math.ceil(CACHE_TIMES * cache / one))
     if cache is None:
@@ -195,14 +195,20 @@ def last_level_cache(device: torch.device) -> int | None:
         properties = getattr(module, "get_device_properties", None)
         found = getattr(properties(device), "L2_cache_size", None) if properties is not None else None
         return int(found) if found else None
-    sizes = []
+    sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text(encoding="ascii").strip()
-        unit = {"K": 1024, "M": 1024**2, "G": 1024**3}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KMG")) * unit)
-    if not sizes and hasattr(os, "sysconf") and "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names:
-        sizes.append(os.sysconf("SC_LEVEL3_CACHE_SIZE"))
-    return max(sizes, default=0) or None
+        found = re.fullmatch(r"(\d+)([KMG]?)", path.read_text(encoding="ascii").strip())
+        if found:
+            sizes.append(int(found[1]) * {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}[found[2]])
+    return max(sizes) or None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory of ``device`` that can still be had; None where the system does not tell."""
+    if device.type == "cpu":
+        return available_bytes()
+    known = getattr(getattr(torch, device.type, None), "mem_get_info", None)
+    return None if known is None else int(known(device)[0])
 
 
 def storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracebench.record import Speedup, ThroughputInfo, Timing, Watched
@@ -48,7 +48,8 @@ WINDOW_S = 0.02
 #: A callable is steady, no longer getting faster, when a window's median is at least this fraction of the last one's.
 STEADY = 0.95
 #: A round is disturbed if a thread of this process was ready and had no processor for more than this share of it.
-CALM = 0.01
+#: Below lies what waking up costs threads that work together, each time a little.
+CALM = 0.03
 #: Where fewer than this share of the rounds were calm, the calmest that make up the share count.
 CALM_SHARE = 0.2
 #: Monitors look again when this much time has passed since they last did.
@@ -94,7 +95,7 @@ def measure(
     seed: int = 0,
     rewind: Callable[[int], None] = lambda number: None,
     monitors: Sequence[Monitor] = (),
-    waited_ms: Callable[[], float] = lambda: 0.0,
+    waits: Callable[[], Mapping[int, float]] = dict,
 ) -> ThroughputInfo:
     """Return steady-state latency of both callables and their speedup.
 
@@ -111,9 +112,9 @@ def measure(
         seed: decides the order within rounds.
         rewind: called with the number of the round before each block, so that both begin it with the same inputs.
         monitors: what is watched over the rounds.
-        waited_ms: returns the milliseconds for which a thread of this process has waited for a processor so far. A
-            round with such a wait (``CALM``) is left out; where nearly all are like that, those with the shortest waits
-            count. Being chosen by what the system did, not by how long a block took, rounds favour neither side.
+        waits: returns the milliseconds for which each thread of this process has waited for a processor so far. A round
+            with a thread that waited (``CALM``) is left out; where nearly all are like that, those with the shortest
+            waits count. Being chosen by what the system did, not by how long a block took, rounds favour neither side.
 
     What belongs to capturing, and memory, is left null. If every round had to be thrown away, the samples are empty
     and the figures NaN, which a record shows as null.
@@ -137,7 +138,7 @@ def measure(
             seed,
             rewind,
             watch,
-            waited_ms,
+            waits,
         )
         elapsed_s = clock.now() - started
     said = [warning for monitor, seen in watch.seen() for warning in monitor.judge(seen)]
@@ -261,7 +262,7 @@ def _run_rounds(
     seed: int,
     rewind: Callable[[int], None],
     watch: _Watch,
-    waited_ms: Callable[[], float],
+    waits: Callable[[], Mapping[int, float]],
 ) -> _Rounds:
     """Run rounds until the budget is spent, the ratio is known to ``TIGHT``, or ``MAX_ROUNDS`` count."""
     #: (eager, captured) in milliseconds per call, and the share of the round in which a thread waited.
@@ -280,12 +281,12 @@ def _run_rounds(
         took = [0.0, 0.0]
         waited = 0.0
         for which in next(orders):
+            before = waits()
             if short[which]:
                 callees[which]()
             rewind(attempted)
-            before = waited_ms()
             took[which] = clock.time(callees[which], calls[which])
-            waited += waited_ms() - before
+            waited += max((ms - before.get(thread, 0.0) for thread, ms in waits().items()), default=0.0)
         attempted += 1
         watch.look()
         # The young generations only: cheap, and enough that cycles left by the calls do not pile up.

@@ -6,6 +6,7 @@ the record keeps, so that "nothing was wrong" and "nobody looked" stay different
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -143,19 +144,20 @@ def processor_seconds() -> tuple[float, float] | None:
     return (used / tick, stolen / tick) if used else None
 
 
-def waited_ms() -> float:
-    """Return for how long the threads of this process have been ready to run and had no processor (Linux).
+def waits() -> dict[int, float]:
+    """Return for how many milliseconds each thread of this process has been ready to run and had no processor (Linux).
 
-    Milliseconds, summed over the threads there are now; 0 where the kernel keeps no such account, so that nothing
-    ever waited. A thread that has ended takes its share along: the sum of a pool that comes and goes is of no use.
+    Empty where the kernel keeps no such account.
     """
-    total = 0
+    found = {}
     try:
         for task in Path("/proc/self/task").iterdir():
-            total += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+            # A thread may end meanwhile.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[int(task.name)] = int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e6
     except (OSError, IndexError, ValueError):
-        return 0.0
-    return total / 1e6
+        return {}
+    return found
 
 
 def processor_mhz() -> float | None:

@@ -26,7 +26,7 @@ from tracebench.throughput.clock import clock_for
 from tracebench.throughput.launches import host_ms, kernels
 from tracebench.throughput.measure import break_even_calls, measure
 from tracebench.throughput.memory import allocated_mb, call_memory_mb, peak_allocated_mb
-from tracebench.throughput.monitor import default_monitors, waited_ms
+from tracebench.throughput.monitor import default_monitors, waits
 
 CaptureFn = Callable[[nn.Module, Inputs], Capture]
 
@@ -87,7 +87,7 @@ def time_capture(
             seed=subject.seed,
             rewind=sides.rewind,
             monitors=default_monitors(),
-            waited_ms=waited_ms,
+            waits=waits,
         )
         info = sides.costs(info, sets)
     spent_s = sides.captured.overhead_s(info.captured.median_ms)
