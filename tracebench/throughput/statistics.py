@@ -10,8 +10,8 @@ Why not a bootstrap of the ratio of medians:
 
 - The two blocks of a round share the machine's state, so the ratio within a round is free of drift, while the
   ratio of the two overall medians is not: with a drift of 50 % its interval is two to three times as wide as this one.
-- The bootstrap of a median, also of the paired ratios, can cover less than it claims for few rounds: down to 0.91 in
-  simulations with 6 to 20 rounds where this interval covers 0.945 or more, with a similar width from 8 rounds on.
+- The bootstrap of a median, also of the paired ratios, can cover less than it claims for few rounds: with 95 % asked
+  for, down to 0.91 in simulations with 6 to 20 rounds where this one covers 0.945 or more at a similar width.
 - If both callables are the same and the order within a round is drawn at random, every ``d`` is as likely to be
   negative as positive, whatever the noise looks like. The signed-rank test rests on nothing else, so "significant" is
   wrong for at most 1 % of comparisons of equals, without a normality assumption.
