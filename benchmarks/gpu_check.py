@@ -53,8 +53,8 @@ CASE_S = 120.0
 MEASURING = 0.3
 #: How far times may be apart to agree. A dry run, of short calls and maybe on a busy machine, only tells them.
 AGREE, AGREE_DRY = 0.05, math.inf
-#: Of 8 intervals of 95 %, 5 or fewer hold the true ratio once in 170 runs.
-FEWEST_NULLS = 6
+#: Of 8 intervals of 99 %, 6 or fewer hold the true ratio once in 370 runs.
+FEWEST_NULLS = 7
 
 
 #: A model, a batch size and a dtype.

@@ -6,7 +6,7 @@ Run: ``python benchmarks/hook_speed.py [--captures N] [--seconds S] [--threads N
 - capture: milliseconds of the first capture and the median (range) of the later ones, the front ends taking turns, each
   on a model of its own; to TorchDynamo's belongs the first call, which is when it captures. jit_trace is as its front
   end has it: with torch's own re-check of the trace. The ratio is the median (range) of those within one turn;
-- replay: milliseconds of a call, and how many times eager's that is, with the 95 % interval of the harness's own
+- replay: milliseconds of a call, and how many times eager's that is, with the interval of the harness's own
   throughput stage;
 - guards: how many values the hook checks at each call and the microseconds that takes, with taking arguments and
   results apart: a call of a tape whose graph does nothing.
@@ -186,7 +186,7 @@ def _times(found: ThroughputInfo) -> str:
     """Tell how many times the base's time a call takes: the inverse of its speedup."""
     speedup = found.speedup
     noisy = f"; {found.warnings[0]}" if found.warnings else ""
-    told = f"{1 / speedup.ratio:.3f} times (95 % interval {1 / speedup.ci_high:.3f} to {1 / speedup.ci_low:.3f})"
+    told = f"{1 / speedup.ratio:.3f} times ({speedup.confidence:.0%} interval {1 / speedup.ci_high:.3f} to {1 / speedup.ci_low:.3f})"
     return f"{told}{noisy}"
 
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracebench.errors import RequestError
-from tracebench.record import GraphBreak, OpCount, OutsideOp, Record, save
+from tracebench.record import CompileSeconds, GraphBreak, OpCount, OutsideOp, Record, TimedInputs, Watched, save
 from tracebench.report import (
     Report,
     build,
@@ -35,6 +35,8 @@ from tracebench.report import (
     webpage,
 )
 from tracebench.report.__main__ import main
+from tracebench.report.plots.costs import span, total_time
+from tracebench.report.webpage import page
 from tracebench.status import OUTCOMES
 
 from . import records as make
@@ -433,12 +435,93 @@ def test_breaks_count_by_distinct_place() -> None:
 
 
 def test_controls_without_effect_and_warnings_are_told() -> None:
-    record = make.record(throughput=make.throughput(1.2, warnings=("noisy: iqr is 20 %", "recompiled")))
+    record = make.record(throughput=make.throughput(1.2, warnings=("an old record's: iqr is 20 %", "another")))
     record = dataclasses.replace(record, controls=(make.control("none"), make.control({"graphs": 2})))
     shown = render_table([record], 200)
     assert "disable=layer4.1: no effect: no module of that name" in shown
     assert shown.count("no effect") == 1
-    assert "timing warnings:\n  dynamo on resnet50: noisy: iqr is 20 %; recompiled" in shown
+    assert "timing warnings:\n  dynamo on resnet50: an old record's: iqr is 20 %; another" in shown
+
+
+def test_timing_warnings_are_short_in_the_table_and_whole_on_the_page() -> None:
+    full = ("noisy (eager): half of the rounds <spread>", "noisy (captured): half of the rounds spread")
+    records = [make.record(name, throughput=make.throughput(1.2, warnings=full)) for name in "abcde"]
+    records[0] = make.record("a", throughput=make.throughput(1.2, warnings=(*full, "busy machine: 0.8 of 2 cores")))
+    shown = render_table(records, 200)
+    [title, first, second] = shown[shown.index("timing warnings") :].splitlines()[:3]
+    assert title == "timing warnings (in full on the page):"
+    assert first == "  noisy: all 5 cases; fewer jobs at once, or raise throughput.seconds"
+    assert second == "  busy machine: dynamo on a; leave the machine to this run, then measure again"
+    assert "half of the rounds" not in shown
+    content = page(records, "title")
+    assert "noisy (eager): half of the rounds &lt;spread&gt;" in content
+    assert "busy machine: 0.8 of 2 cores" in content
+
+
+def costly(ratio: float, cold: float | None, **changes: Any) -> Record:
+    """Return a record whose compile time was taken."""
+    measured = make.throughput(ratio, eager=20.0)
+    times = CompileSeconds(cold, None if cold is None else cold / 4)
+    calls = round(cold * 1e3 / (20 - 20 / ratio)) if cold and measured.speedup.significant and ratio > 1 else None
+    measured = dataclasses.replace(measured, compile_s=times, break_even_calls=calls)
+    return make.record(throughput=measured, executor="inductor", **changes)
+
+
+def test_costs_are_a_table_of_the_cases_that_compile() -> None:
+    records = [
+        costly(2.0, 30.0),
+        costly(1.0, 40.0, frontend="fx"),
+        costly(0.5, 50.0, frontend="hook"),
+        costly(2.0, None, model="replayed"),
+    ]
+    lines = render_table(records, 100).split("costs:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split() for line in lines[2:]] == [
+        ["dynamo", "on", "resnet50", "1.2", "30.0", "7.5", "3400.0", "3,000", "512.0", "512.0"],
+        ["fx", "on", "resnet50", "1.2", "40.0", "10.0", "3400.0", "n.s.", "512.0", "512.0"],
+        ["hook", "on", "resnet50", "1.2", "50.0", "12.5", "3400.0", "never", "512.0", "512.0"],
+    ]
+    narrow = render_table(records, 60).split("costs:\n")[1].split("\n\n")[0]
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "pays back" in narrow
+    assert "costs:" not in render_table([costly(2.0, None)])
+
+
+def test_what_the_plots_of_costs_show() -> None:
+    found = plots.costs([costly(2.0, 30.0), costly(1.0, 40.0, frontend="fx"), costly(2.0, None, model="b")])
+    assert [(cost.frontend, cost.cold_s, cost.calls, cost.significant) for cost in found] == [
+        ("dynamo", 30.0, 3000, True),
+        ("fx", 40.0, None, False),
+    ]
+    low, high = span(found)
+    assert low < 1500
+    assert high > 3000
+    # Where it has paid back, compiling and calls take together what eager's calls take.
+    _, (at_3000, *_) = total_time(found[0], 3000, high)
+    assert at_3000 == pytest.approx(1.0)
+    assert plots.compile_time([costly(2.0, None)]) is None
+    assert plots.break_even([costly(2.0, None)]) is None
+
+
+def test_intervals_are_called_what_they_are() -> None:
+    new = make.throughput(1.2)
+    new = dataclasses.replace(new, speedup=dataclasses.replace(new.speedup, confidence=0.99))
+    assert "[95 % interval]" in render_table([make.record()])
+    assert "[99 % interval]" in render_table([make.record(throughput=new)])
+    assert "[interval]" in render_table([make.record(), make.record("b", throughput=new)])
+
+
+def test_the_page_tells_how_it_was_measured() -> None:
+    measured = dataclasses.replace(
+        make.throughput(1.2),
+        inputs=TimedInputs(3, 1.5, 33.0, "copies", "for reasons"),
+        optimizer="sgd",
+        watched=(Watched("processor clock", {"mhz": 3000.0}, {"mhz": 2500.0}), Watched("other processes")),
+    )
+    content = page([make.record(throughput=measured)], "title")
+    assert "3 sets in turn, copies, 1.5 MB, last cache 33 MB (for reasons)" in content
+    assert "mhz 3000 -&gt; 2500" in content
+    assert "cannot be read on this machine" in content
+    assert "<th>optimizer</th><td>sgd</td>" in content
 
 
 def test_equal_notes_are_told_once() -> None:
@@ -670,7 +753,7 @@ def test_the_page_has_the_details(everything: tuple[Path, Report]) -> None:
     content = (everything[0] / "report.html").read_text()
     for said in ("Traceback\n &lt;x&gt;", "line 1\nlast words", "output[0]: call 2 differs by 0.25", "NVIDIA H200"):
         assert said in content
-    assert content.count("<img ") == 3
+    assert content.count("<img ") == 5
     assert content.count('<details id="case-') == len(make.ENDINGS)
 
 
@@ -692,6 +775,8 @@ def test_the_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFix
         "report.html",
         "plots/verdicts.png",
         "plots/speedup.png",
+        "plots/compile_time.png",
+        "plots/break_even.png",
         "plots/coverage.png",
         "plots/outside.png",
     }
@@ -737,7 +822,8 @@ def test_a_failing_plot_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.M
     folder = folder_of(make.sweep(1), tmp_path)
     report = build(folder)
     assert report.problems == [f"{folder / 'plots' / 'speedup.png'} not made: ZeroDivisionError: no good"]
-    assert {path.name for path in report.paths} == {"summary.csv", "verdicts.png", "coverage.png", "report.html"}
+    left = {"verdicts.png", "compile_time.png", "break_even.png", "coverage.png"}
+    assert {path.name for path in report.paths} == {"summary.csv", *left, "report.html"}
     assert "no good" in (folder / "report.html").read_text()
 
 

@@ -34,6 +34,7 @@ _OPTIONS = (
     "seed",
     "stages",
     "throughput_seconds",
+    "optimizer",
     "probes",
     "aspects",
     "blame_seconds",
@@ -72,9 +73,9 @@ def run(
         other_inputs: inputs on which a sound capture must also match eager; with them no inputs are made up.
         options: ``executor`` (replay), ``executor_settings`` (such as ``{"mode": "max-autotune"}``), ``mode``
             (inference), ``device`` (auto), ``dtype`` (auto), ``seed`` (0), ``stages``, ``throughput_seconds`` (10),
-            ``probes`` and ``aspects`` (all), ``blame_seconds`` (20), ``lifecycle_seconds`` (20), ``name`` (the
-            model's class), ``frontend_options`` (such as ``{"hook": function}`` with the front end hook),
-            ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
+            ``optimizer`` (sgd: its step is part of a call in training), ``probes`` and ``aspects`` (all),
+            ``blame_seconds`` (20), ``lifecycle_seconds`` (20), ``name`` (the model's class), ``frontend_options`` (such
+            as ``{"hook": function}`` with the front end hook), ``controls`` (such as ``{"disable": ["layer4.1"]}``) and
             ``ablation`` (True: say what each control did).
 
     Raises:
@@ -106,7 +107,10 @@ def run(
         ablation=options.get("ablation", True),
         stages=tuple(options.get("stages", OPTIONAL_STAGES)),
         soundness=soundness_options(**_soundness(options)),
-        throughput={"seconds": options.get("throughput_seconds", 10.0)},
+        throughput={
+            "seconds": options.get("throughput_seconds", 10.0),
+            "optimizer": options.get("optimizer", "sgd"),
+        },
     )
     subject = subjects.from_objects(case, model, example_inputs, tuple(other_inputs))
     entries: list[journal.Entry] = []

@@ -29,6 +29,7 @@ from tracebench.running.limits import Limits
 from tracebench.running.sweep import RERUNS, Request
 from tracebench.status import OPTIONAL_STAGES, STATUSES, VERDICTS
 
+OPTIMIZERS = ("sgd", "adamw", "none")
 MODES = ("auto", "inference", "training")
 #: The word for the largest batch that fits, and how far it is looked for.
 LARGEST, BATCH_LIMIT = "max", 1024
@@ -177,6 +178,10 @@ class ThroughputConfig:
 
     seconds: float = _key(10.0, "measuring budget of a case; less is used when the interval is tight")
     roofline: bool = _key(True, "place the case under the roof of its device, whose peaks are measured (half a second)")
+    compile: bool | None = _key(
+        None, "take compile times, cold and warm, in two processes more; null: where the executor compiles"
+    )
+    optimizer: str = _key("sgd", f"whose step is part of a call in training: {', '.join(OPTIMIZERS)}")
 
 
 @dataclass
@@ -282,6 +287,7 @@ def to_request(config: Any) -> Request:
     _some_of("fail_on", plain["fail_on"], FAIL_ON)
     _some_of("soundness.probes", plain["soundness"]["probes"], PROBES)
     _some_of("soundness.aspects", plain["soundness"]["aspects"], tuple(ASPECTS))
+    _one_of("throughput.optimizer", plain["throughput"]["optimizer"], OPTIMIZERS)
     _one_of("rerun", plain["rerun"], RERUNS)
     _one_of("limits.isolation", plain["limits"]["isolation"], ISOLATIONS)
     _check_batch(plain["batch_size"], plain["batch_limit"])

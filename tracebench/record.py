@@ -312,23 +312,34 @@ class Timing:
     samples_ms: tuple[float, ...]
     #: Null where the number of samples in a batch cannot be told.
     samples_per_s: float | None = None
+    #: Most that the call needs at once, in 10**6 bytes, the other side's tensors left out; see ``throughput.memory``.
     peak_memory_mb: float | None = None
+    #: Milliseconds in which the host hands one call over to an idle accelerator; null on the CPU, where it is the call.
+    host_ms: float | None = None
+    #: Kernels that one call launches on an accelerator; null on the CPU.
+    kernels: int | None = None
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """Eager time divided by captured time: above 1 the capture is faster. 95 % interval."""
+    """Eager time divided by captured time: above 1 the capture is faster."""
 
     ratio: float
     ci_low: float
     ci_high: float
     #: True if 1.0 lies outside the interval.
     significant: bool
+    #: How often the interval holds the true ratio. Records that do not say have one of 95 %.
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True)
 class CompileSeconds:
-    """Seconds of capture plus compilation, with an empty and with a filled compiler cache."""
+    """Seconds of capture plus compilation, with an empty and with a filled compiler cache.
+
+    Each is taken in a process of its own: capturing and the first calls until nothing is compiled any more, less as
+    many steady calls. Starting Python, imports and building the model are left out.
+    """
 
     cold: float | None = None
     warm: float | None = None
@@ -386,6 +397,30 @@ class Roofline:
 
 
 @dataclass(frozen=True)
+class TimedInputs:
+    """The input sets that timed calls go round, each side with copies of its own, in the same order."""
+
+    sets: int
+    #: Of all sets of one side, in 10**6 bytes.
+    mb: float
+    #: The last cache before main memory; null where the system does not tell.
+    cache_mb: float | None
+    #: ``fresh``: each set has values of its own; ``copies``: all have those of the example.
+    values: str
+    #: Why there are no more, or no fresh values; empty where there is nothing to say.
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one monitor read before and after the rounds; empty where it could not read anything."""
+
+    name: str
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ThroughputInfo:
     """Eager against captured, measured in alternating rounds in one process."""
 
@@ -402,6 +437,12 @@ class ThroughputInfo:
     gpu: GpuState | None = None
     #: Null where it was not asked for.
     roofline: Roofline | None = None
+    inputs: TimedInputs | None = None
+    #: The optimizer whose step is part of a call in training; null in inference and where none is wanted.
+    optimizer: str | None = None
+    #: The machine while it was measured.
+    watched: tuple[Watched, ...] = ()
+    #: Each begins with its kind, one of ``timingwords.KINDS``, and says what to do next.
     warnings: tuple[str, ...] = ()
 
 

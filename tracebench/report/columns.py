@@ -181,8 +181,8 @@ COLUMNS: dict[str, Column] = {
         _count("ops_extra", "coverage", "ops that eager does not run", _at("coverage.ops_extra")),
         _count("graphs_per_call", "coverage", "graphs run in one call", _at("coverage.graphs_per_call")),
         _figure("speedup", "ratio", "eager time / captured time", "throughput.speedup.ratio", _speedup),
-        _figure("speedup_low", "ratio", "lower end of its 95 % interval", "throughput.speedup.ci_low"),
-        _figure("speedup_high", "ratio", "upper end of its 95 % interval", "throughput.speedup.ci_high"),
+        _figure("speedup_low", "ratio", "lower end of its interval", "throughput.speedup.ci_low"),
+        _figure("speedup_high", "ratio", "upper end of its interval", "throughput.speedup.ci_high"),
         Column(
             "significant", "boolean", "throughput", "", "does that exclude 1", _at("throughput.speedup.significant")
         ),
@@ -205,6 +205,13 @@ COLUMNS: dict[str, Column] = {
         _figure("compile_warm_s", "s", "capture and compile, filled cache", "throughput.compile_s.warm"),
         _figure("first_call_ms", "ms", "time of the first call", "throughput.first_call_ms"),
         _count("break_even_calls", "throughput", "paid back after", _at("throughput.break_even_calls"), "calls"),
+        _figure("host_ms_eager", "ms", "host's time to launch eager", "throughput.eager.host_ms"),
+        _figure("host_ms_captured", "ms", "host's time to launch the capture", "throughput.captured.host_ms"),
+        _count("kernels_eager", "throughput", "kernels of an eager call", _at("throughput.eager.kernels")),
+        _count("kernels_captured", "throughput", "kernels of a captured call", _at("throughput.captured.kernels")),
+        _text("optimizer", "throughput", "whose step is part of a call", _at("throughput.optimizer")),
+        _count("input_sets", "throughput", "input sets that calls go round", _at("throughput.inputs.sets")),
+        _text("input_values", "throughput", "fresh values or copies", _at("throughput.inputs.values")),
         _text("clock", "throughput", "how times were taken", _at("throughput.clock")),
         _text("throughput_warnings", "throughput", "why the times may be off", _warnings),
         _count("probes_match", "soundness", "probes that match eager", _probes("match")),
@@ -242,7 +249,7 @@ def beside(records: Sequence[Record]) -> dict[str, Column]:
         "cost": ("front_end_cost", "captured time / eager time under replay"),
         "gain": ("compiler_gain", "its speedup / the speedup under replay"),
     }
-    ends = {"value": "", "low": "lower end of its 95 % interval", "high": "upper end of its 95 % interval"}
+    ends = {"value": "", "low": "lower end of its interval", "high": "upper end of its interval"}
     columns = {}
     for name, (heading, meaning) in told.items():
         for part, end in ends.items():

@@ -421,6 +421,12 @@ def shared_notes(records: Sequence[Record], naming: Names) -> list[str]:
     return [f"{some(cases, 3, 'case', ', ')}: {note}" for note, cases in holders.items()]
 
 
+def interval(records: Sequence[Record]) -> str:
+    """Return what the intervals of the speedups are called: ``99 % interval``, or ``interval`` where they differ."""
+    found = {record.throughput.speedup.confidence for record in records if record.throughput}
+    return f"{found.pop():.0%}".replace("%", " %") + " interval" if len(found) == 1 else "interval"
+
+
 def speedup(record: Record) -> float | None:
     """Return the measured speedup, or None."""
     value = record.throughput.speedup.ratio if record.throughput else None

@@ -5,7 +5,7 @@
 - compiler gain: the speedup under another executor / the speedup under replay. 1.30x means that the executor makes
   the front end's graphs 1.3 times as fast as they are as captured. Gain / cost is the speedup over eager.
 
-The interval of a gain combines the two speedups' own 95 % intervals, in logarithms: the distance from the estimate to
+The interval of a gain combines the two speedups' own intervals, in logarithms: the distance from the estimate to
 each end is the root of the sum of the squared distances to the ends that push it there (the MOVER method: Zou and
 Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in Medicine 27, 2008).
 It takes two things for granted: that the errors of the two runs are independent, and that whatever else differed
@@ -29,7 +29,7 @@ ALIKE = 1.1
 
 @dataclass(frozen=True)
 class Factor:
-    """A quotient of times with its 95 % interval; ends are null where one of the speedups has no interval."""
+    """A quotient of times with its interval; ends are null where one of the speedups has no interval."""
 
     value: float
     low: float | None

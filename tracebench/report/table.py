@@ -16,11 +16,13 @@ from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
 from tracebench.report.controls import controls_table
+from tracebench.report.costs import costs_table
 from tracebench.report.gains import gains_table
 from tracebench.report.outside import outside_table
 from tracebench.report.tally import tally_table
 from tracebench.report.text import cells, clean, pad, plural, some, wrap
 from tracebench.status import OUTCOMES
+from tracebench.timingwords import KINDS, kind_of
 
 MIN_WIDTH = 40
 MAX_WIDTH = 100
@@ -53,7 +55,7 @@ _COLUMNS = (
     _figure("flop_coverage", "FLOP", "%"),
     _figure("time_coverage", "time", "%"),
     _Shown("graphs", ("graphs", "(breaks)"), True, lambda record, naming: _graphs(record)),
-    _figure("speedup", "speedup", "[95 % interval]", right=False),
+    _figure("speedup", "speedup", "[interval]", right=False),
     _figure("eager_ms", "eager", "ms"),
     _figure("captured_ms", "captured", "ms"),
 )
@@ -91,11 +93,12 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
         wrap(_heading(records), width),
         _grid(records, naming, width, colour),
         gains_table(records, width),
+        costs_table(records, naming, width),
         controls_table(records, naming, width),
         outside_table(records, naming, width),
         _why(records, naming, width),
         _list("notes", _notes(records, naming), width),
-        _list("timing warnings", _timing(records, naming), width),
+        _list(*_timing(records, naming), width),
         _list("unexpected", facts.surprises(records, naming), width),
         tally_table(records, width),
         _list("agreement with what the model files expect", facts.agreement(records), width),
@@ -118,8 +121,12 @@ def _heading(records: Sequence[Record]) -> str:
 
 def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bool) -> list[str]:
     rows = [{column.name: column.cell(record, naming) for column in _COLUMNS} for record in records]
+    interval = facts.interval(records)
+    headings = {
+        column.name: tuple(line.replace("interval", interval) for line in column.heading) for column in _COLUMNS
+    }
     natural = {
-        column.name: max(*map(cells, column.heading), *(cells(row[column.name]) for row in rows))
+        column.name: max(*map(cells, headings[column.name]), *(cells(row[column.name]) for row in rows))
         for column in _COLUMNS
         # A column that nobody asked for tells nothing, nor does one that no case could be measured for.
         if any(row[column.name] != "-" for row in rows)
@@ -127,7 +134,8 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
     }
     shown, widths, gap = _fit(natural, width)
     lines = [
-        gap.join(pad(column.heading[line], widths[column.name], column.right) for column in shown) for line in (0, 1)
+        gap.join(pad(headings[column.name][line], widths[column.name], column.right) for column in shown)
+        for line in (0, 1)
     ]
     lines = [line.rstrip() for line in lines if line.strip()]
     lines.append(gap.join("-" * widths[column.name] for column in shown))
@@ -135,7 +143,7 @@ def _grid(records: Sequence[Record], naming: facts.Names, width: int, colour: bo
         lines += _row(record, row, shown, widths, gap, colour)
     said = {value for row in rows for name, value in row.items() if name in natural and name not in _WRAPPED}
     out = [
-        " ".join(filter(None, column.heading)).replace("[95 % interval]", "").strip()
+        " ".join(filter(None, column.heading)).replace("[interval]", "").strip()
         for column in _COLUMNS
         if column.name in natural and column not in shown
     ]
@@ -247,6 +255,26 @@ def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:
     return notes
 
 
-def _timing(records: Sequence[Record], naming: facts.Names) -> list[str]:
-    said = ((record, [clean(item) for item in facts.timing_warnings(record)]) for record in records)
-    return [f"{naming.full(record)}: {some(items, 3, 'warning')}" for record, items in said if items]
+def _timing(records: Sequence[Record], naming: facts.Names) -> tuple[str, list[str]]:
+    """Return a title and the timing warnings in short: each kind once, with its cases and what to do."""
+    measured = [naming.full(record) for record in records if record.throughput is not None]
+    holders: dict[str, list[str]] = {}
+    others: list[str] = []
+    for record in records:
+        unknown = []
+        for warning in facts.timing_warnings(record):
+            kind = kind_of(warning)
+            if kind is None:
+                unknown.append(clean(warning))
+            else:
+                holders.setdefault(kind, []).append(naming.full(record))
+        if unknown:
+            others.append(f"{naming.full(record)}: {some(unknown, 3, 'warning')}")
+    said = []
+    for kind, advice in KINDS.items():
+        cases = list(dict.fromkeys(holders.get(kind, ())))
+        if cases:
+            whole = len(cases) > 3 and len(cases) == len(measured)
+            named = f"all {len(cases)} cases" if whole else some(cases, 3, "case", ", ")
+            said.append(f"{kind}: {named}; {advice}")
+    return "timing warnings (in full on the page)" if said else "timing warnings", [*said, *others]

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tracebench.record import SPECIALISATIONS, Probe, Record, Timing, to_dict
+from tracebench.record import SPECIALISATIONS, Probe, Record, TimedInputs, Timing, Watched, to_dict
 from tracebench.report import controls, facts, gains, outside, tally
 from tracebench.report.columns import COLUMNS, beside
-from tracebench.report.text import clean, milliseconds, percent
+from tracebench.report.text import clean, milliseconds, percent, plural
 from tracebench.status import OUTCOMES
 
 _STYLE = """
@@ -48,6 +48,12 @@ _TABLE = (
     "captured_ms",
     "samples_per_s_captured",
     "capture_s",
+    "compile_cold_s",
+    "compile_warm_s",
+    "first_call_ms",
+    "break_even_calls",
+    "peak_memory_mb_eager",
+    "peak_memory_mb_captured",
 )
 _HEADINGS = {
     "op_coverage": "op %",
@@ -55,11 +61,17 @@ _HEADINGS = {
     "time_coverage": "time %",
     "graphs": "graphs",
     "graph_breaks": "breaks",
-    "speedup": "speedup [95 %]",
+    "speedup": "speedup [interval]",
     "eager_ms": "eager ms",
     "captured_ms": "captured ms",
     "samples_per_s_captured": "samples/s",
     "capture_s": "capture s",
+    "compile_cold_s": "cold compile s",
+    "compile_warm_s": "warm compile s",
+    "first_call_ms": "first call ms",
+    "break_even_calls": "pays back after",
+    "peak_memory_mb_eager": "eager peak MB",
+    "peak_memory_mb_captured": "captured peak MB",
 }
 
 
@@ -131,13 +143,14 @@ def _word(record: Record) -> str:
 def _cases(records: Sequence[Record], naming: facts.Names) -> str:
     shown = [name for name in _TABLE if any(COLUMNS[name].get(record) is not None for record in records)]
     heading = "".join(f"<th>{_e(name)}</th>" for name in ("model", "front end", "verdict"))
-    heading += "".join(f'<th class="number">{_e(_HEADINGS[name])}</th>' for name in shown)
+    titles = [_HEADINGS[name].replace("interval", facts.interval(records)) for name in shown]
+    heading += "".join(f'<th class="number">{_e(title)}</th>' for title in titles)
     rows = []
     for record in records:
         figures = "".join(f'<td class="number">{_e(COLUMNS[name].cell(record))}</td>' for name in shown)
         link = f'<a href="#case-{_e(record.key)}">{_e(naming.row(record))}</a>'
         rows.append(f"<tr><td>{link}</td><td>{_e(naming.column(record))}</td><td>{_word(record)}</td>{figures}</tr>")
-    marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1; 95 % intervals"
+    marks = "-: not asked for; n/a: not applicable; n.s.: not significantly different from 1"
     meanings = [name for name in OUTCOMES if any(facts.word(record).name == name for record in records)]
     legend = "".join(f"<li>{_e(name)}: {_e(OUTCOMES[name].meaning)}</li>" for name in meanings)
     table = f'<div class="scroll cases"><table><tr>{heading}</tr>{"".join(rows)}</table></div>'
@@ -395,14 +408,17 @@ def _throughput(record: Record) -> str:
     if found is None:
         return ""
     rows = [(name, *_timing(timing)) for name, timing in (("eager", found.eager), ("captured", found.captured))]
-    names = ("", "median ms", "interquartile range ms", "rounds", "samples/s", "peak memory MB")
+    names = ("", "median ms", "interquartile range ms", "rounds", "samples/s", "peak memory MB", "host ms", "kernels")
     more = (
         ("speedup", COLUMNS["speedup"].cell(record)),
         ("capture and compile, empty cache", _unit(found.compile_s.cold, "s")),
         ("capture and compile, filled cache", _unit(found.compile_s.warm, "s")),
         ("first call", _unit(found.first_call_ms, "ms")),
         ("calls until it has paid back", found.break_even_calls),
+        ("optimizer", found.optimizer),
+        ("inputs", _inputs(found.inputs)),
         ("clock", found.clock),
+        *((item.name, _watched(item)) for item in found.watched),
     )
     return _grid(names, rows) + _pairs(more)
 
@@ -410,8 +426,30 @@ def _throughput(record: Record) -> str:
 def _timing(timing: Timing) -> tuple[object, ...]:
     rounds = len(timing.samples_ms)
     median = None if timing.median_ms is None else milliseconds(timing.median_ms, timing.iqr_ms, rounds)
-    figures = (timing.iqr_ms, rounds, timing.samples_per_s, timing.peak_memory_mb)
+    figures = (timing.iqr_ms, rounds, timing.samples_per_s, timing.peak_memory_mb, timing.host_ms, timing.kernels)
     return (median, *(None if value is None else f"{value:.4g}" for value in figures))
+
+
+def _inputs(inputs: TimedInputs | None) -> str | None:
+    if inputs is None:
+        return None
+    cache = "" if inputs.cache_mb is None else f", last cache {inputs.cache_mb:.3g} MB"
+    note = f" ({inputs.note})" if inputs.note else ""
+    return f"{plural(inputs.sets, 'set')} in turn, {inputs.values}, {inputs.mb:.3g} MB{cache}{note}"
+
+
+def _watched(watched: Watched) -> str:
+    """Return what one monitor read before and after the rounds."""
+    if not watched.before and not watched.after:
+        return "cannot be read on this machine"
+    names = dict.fromkeys([*watched.before, *watched.after])
+    return ", ".join(
+        f"{name} {_plain(watched.before.get(name))} -> {_plain(watched.after.get(name))}" for name in names
+    )
+
+
+def _plain(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else clean(value)
 
 
 def _unit(value: float | None, unit: str) -> str | None:

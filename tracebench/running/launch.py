@@ -79,7 +79,7 @@ class Spawner:
     def start(self, job: Path, preload: tuple[str, ...]) -> Running:
         """Start an interpreter for ``job``."""
         command = [sys.executable, "-m", "tracebench.running.child", str(job)]
-        self._running = _Spawned(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_environment()))
+        self._running = _Spawned(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_environment()))
         return self._running
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=child_environment(),
         )
         self._answers = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._answers), daemon=True)
@@ -209,8 +209,8 @@ def _read_lines(stream: Any, answers: queue.SimpleQueue[dict[str, Any] | None]) 
     answers.put(None)
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a case: this process's, but for what must be set before torch is loaded."""
+def child_environment() -> dict[str, str]:
+    """Return the environment of a case: this process's, but for what must be set before torch is loaded."""
     environment = dict(os.environ)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(environment):
         # OpenMP threads that spin while they wait take the processor from the thread they wait for wherever another

@@ -37,7 +37,8 @@ from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import UNSAVED, Capture, Executor, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE, chosen
-from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo
+from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo, ThroughputInfo
+from tracebench.running import compiling
 from tracebench.running.journal import Journal
 from tracebench.soundness.blame import find_blame
 from tracebench.soundness.lifecycle import follow
@@ -46,7 +47,7 @@ from tracebench.soundness.stage import CaptureFn, judge
 from tracebench.soundness.suspects import Fault, explain
 from tracebench.subject import Subject, seed_everything
 from tracebench.throughput.roofline import roofline
-from tracebench.throughput.stage import time_capture, try_calls
+from tracebench.throughput.stage import paid_back, time_capture, try_calls
 from tracebench.userlocation import definition, is_user_file, short, user_location
 
 
@@ -113,8 +114,9 @@ def try_case(case: Case, journal: Journal) -> None:
                 executor = functools.partial(_executor, asked.case, for_verdict=for_verdict)
                 return _capturer(asked.front_end, executor, asked.orders, marked=False)
 
-            with journal.stage("throughput"), _told(journal, "throughput"), subject.grad_mode():
-                try_calls(subject, captures(for_verdict=False))
+            with journal.stage("throughput"), _told(journal, "throughput"):
+                optimizer = str(case.throughput.get("optimizer", "sgd"))
+                try_calls(subject, captures(for_verdict=False), optimizer=optimizer)
             if "soundness" in case.stages:
                 with journal.stage("soundness"), _told(journal, "soundness"):
                     judge(dataclasses.replace(subject, probes=chosen(())), captures(for_verdict=True))
@@ -273,12 +275,38 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
     if "throughput" in case.stages:
         with journal.stage("throughput"), _told(journal, "throughput"):
             seconds = float(case.throughput["seconds"])
-            timed = time_capture(subject, captures(), seconds=seconds)
+            optimizer = str(case.throughput.get("optimizer", "sgd"))
+            timed, spent_s = time_capture(subject, captures(), seconds=seconds, optimizer=optimizer)
             journal.put(throughput=timed)
             if case.throughput.get("roofline", True):
                 under = roofline(subject, None if covered is None else covered.info, timed)
-                journal.put(throughput=dataclasses.replace(timed, roofline=under))
+                timed = dataclasses.replace(timed, roofline=under)
+                journal.put(throughput=timed)
+            if compiling.wanted(case):
+                afterwards.append(functools.partial(_compile_time, journal, case, timed, spent_s))
     return afterwards
+
+
+@contextlib.contextmanager
+def prepared(case: Case) -> Iterator[tuple[Subject, CaptureFn]]:
+    """Return the subject of ``case``, whose model has run once, and what captures it to be timed, controls in force.
+
+    Raises:
+        RequestError: the request makes no sense.
+    """
+    asked = _load(case, Journal(lambda entry: None), None)
+    with asked.front_end.controlled(asked.orders):
+        _reference(asked.subject)
+        executor = functools.partial(_executor, asked.case)
+        yield asked.subject, _capturer(asked.front_end, executor, asked.orders, marked=False)
+
+
+def _compile_time(journal: Journal, case: Case, timed: ThroughputInfo, spent_s: float) -> None:
+    """Add compile times to what was ``timed``; they need processes of their own, and none of them a part here."""
+    with journal.stage("compile"):
+        found, said = compiling.compile_seconds(case)
+        timed = dataclasses.replace(timed, compile_s=found, warnings=(*timed.warnings, *said))
+        journal.put(throughput=paid_back(timed, spent_s))
 
 
 def _ablate(asked: _Asked, journal: Journal) -> None:

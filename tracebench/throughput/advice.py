@@ -1,4 +1,7 @@
-"""What is doubtful about a measurement, in words: each function returns a sentence with what to do next, or None."""
+"""What is doubtful about a measurement, in words: each function returns a sentence with what to do next, or None.
+
+Each begins with its kind, one of ``timingwords.KINDS``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ NOISY_LIMIT = 0.10
 DRIFT_LIMIT = 0.05
 #: How many standard errors that change must exceed to be told from noise.
 DRIFT_ERRORS = 3.0
+#: Share of rounds in which a wait for a processor is worth a word.
+DISTURBED_LIMIT = 0.10
 #: Rounds below which an interval is too wide, and noise and drift cannot be told.
 WANTED_ROUNDS = 10
 
@@ -27,7 +32,7 @@ def noisy(name: str, samples_ms: Sequence[float]) -> str | None:
     if spread <= NOISY_LIMIT:
         return None
     return (
-        f"{name}: noisy, the middle half of the rounds spreads over {spread:.0%} of the median "
+        f"noisy ({name}): the middle half of the rounds spreads over {spread:.0%} of the median "
         f"(limit {NOISY_LIMIT:.0%}); leave the machine to this run (fewer jobs at once) or raise throughput.seconds"
     )
 
@@ -50,8 +55,9 @@ def drifting(name: str, samples_ms: Sequence[float]) -> str | None:
         return None
     way = "slower" if change > 0 else "faster"
     return (
-        f"{name}: drifting, the last third of the rounds is {abs(relative):.0%} {way} than the first; the ratio is not "
-        "affected, but do not compare absolute times with other runs: let the machine cool or idle, then measure again"
+        f"drifting ({name}): the last third of the rounds is {abs(relative):.0%} {way} than the first; the ratio is "
+        "not affected, but do not compare absolute times with other runs: let the machine cool or idle, then measure "
+        "again"
     )
 
 
@@ -61,7 +67,7 @@ def too_few_rounds(rounds: int, elapsed_s: float, budget_s: float) -> str | None
         return None
     enough = math.ceil(max(elapsed_s, budget_s) * WANTED_ROUNDS / max(rounds, 1))
     return (
-        f"only {rounds} rounds ({WANTED_ROUNDS} wanted) in {elapsed_s:.3g} s, with throughput.seconds={budget_s:g}: "
+        f"few rounds: {rounds} ({WANTED_ROUNDS} wanted) in {elapsed_s:.3g} s, with throughput.seconds={budget_s:g}: "
         f"calls are slow for that budget and the interval is wide; set throughput.seconds={enough} or more, "
         "or a smaller batch_size"
     )
@@ -77,12 +83,23 @@ def recompiled(discarded: int, attempted: int) -> str | None:
             f"not steady: a recompile took place in {discarded} of {attempted} rounds, so the rounds that are left do "
             f"not stand for how the model runs; {what_next}"
         )
-    return f"a recompile took place in {discarded} of {attempted} rounds, which were left out: {what_next}"
+    return f"recompiled: in {discarded} of {attempted} rounds, which were left out; {what_next}"
+
+
+def disturbed(rounds: int, attempted: int, kept: int) -> str | None:
+    """Say so if a thread waited for a processor in over ``DISTURBED_LIMIT`` of the rounds, of which ``kept`` count."""
+    if rounds <= DISTURBED_LIMIT * attempted:
+        return None
+    which = f"of which the {kept} calmest count" if kept else "which were left out"
+    return (
+        f"busy machine: in {rounds} of {attempted} rounds this process waited for a processor, {which}; leave the "
+        "machine to this run (fewer jobs at once), then measure again"
+    )
 
 
 def unsettled(name: str, calls: int, elapsed_s: float) -> str:
     """Say that warm-up ended before times were steady."""
     return (
-        f"{name}: had not settled when its warm-up ended ({calls} calls, {elapsed_s:.3g} s), so early rounds may be "
+        f"not warmed up ({name}): times had not settled after {calls} calls, {elapsed_s:.3g} s, so early rounds may be "
         "too slow; raise throughput.seconds"
     )

@@ -21,6 +21,8 @@ class Clock(Protocol):
     name: str
     #: Shortest time that can be told from zero, in milliseconds.
     resolution_ms: float
+    #: Shortest block that is worth timing, in milliseconds.
+    block_ms: float
 
     def time(self, fn: Callable[[], object], calls: int) -> float:
         """Call ``fn`` ``calls`` times and return the milliseconds per call, all its work being done."""
@@ -39,6 +41,8 @@ class HostClock:
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
         self.resolution_ms = time.get_clock_info("perf_counter").resolution * 1e3
+        # Waiting for a device takes a share of a block that must be small; a block on the CPU has no such cost.
+        self.block_ms = 2.0 if synchronize is None else 10.0
         self._synchronize = synchronize or (lambda: None)
 
     def time(self, fn: Callable[[], object], calls: int) -> float:
@@ -67,6 +71,8 @@ class DeviceClock:
     name = "device events"
     #: CUDA documents about 0.5 microseconds for cudaEventElapsedTime; other back ends do not say.
     resolution_ms = 0.0005
+    #: An idle device waits for the host to hand over the first kernel, which is part of the block.
+    block_ms = 10.0
 
     def __init__(
         self, new_event: Callable[[], Any], synchronize: Callable[[], None], stream: Callable[[], Any] = lambda: None

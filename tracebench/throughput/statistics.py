@@ -10,11 +10,11 @@ Why not a bootstrap of the ratio of medians:
 
 - The two blocks of a round share the machine's state, so the ratio within a round is free of drift, while the
   ratio of the two overall medians is not: with a drift of 50 % its interval is two to three times as wide as this one.
-- The bootstrap of a median, also of the paired ratios, can cover less than it claims for few rounds: down to 0.91 in
-  simulations with 6 to 20 rounds where this interval covers 0.945 or more, with a similar width from 8 rounds on.
+- The bootstrap of a median, also of the paired ratios, can cover less than it claims for few rounds: with 95 % asked
+  for, down to 0.91 in simulations with 6 to 20 rounds where this one covers 0.945 or more at a similar width.
 - If both callables are the same and the order within a round is drawn at random, every ``d`` is as likely to be
   negative as positive, whatever the noise looks like. The signed-rank test rests on nothing else, so "significant" is
-  wrong for at most 5 % of comparisons of equals, without a normality assumption.
+  wrong for at most 1 % of comparisons of equals, without a normality assumption.
 
 Hence the ratio is close to, but not exactly, the quotient of the two reported medians.
 """
@@ -30,11 +30,13 @@ import numpy.typing as npt
 
 from tracebench.record import Speedup
 
-CONFIDENCE = 0.95
-#: The smallest number of rounds for which a 95 % signed-rank interval exists: 2 * 0.5**6 < 0.05 < 2 * 0.5**5.
-FEWEST_FOR_RANKS = 6
-#: Two-sided 95 % quantiles of Student's t by number of rounds, for fewer rounds than the rank interval needs.
-_STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+#: 99 %: equals are called different in one comparison of a hundred, also in a table of twenty cases seldom. With 95 %
+#: every such table would have a wrong line.
+CONFIDENCE = 0.99
+#: The smallest number of rounds for which such a signed-rank interval exists: 2 * 0.5**8 < 0.01 < 2 * 0.5**7.
+FEWEST_FOR_RANKS = 8
+#: Two-sided 99 % quantiles of Student's t by number of rounds, for fewer rounds than the rank interval needs.
+_STUDENT_T = {3: 9.925, 4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707}
 #: Digits of a log ratio that are kept. No timer resolves 1e-12 of a time; what is beyond is rounding in the division,
 #: which must not make two equal times "significantly" different.
 _LOG_DIGITS = 12
@@ -55,9 +57,9 @@ def iqr(samples: Sequence[float]) -> float:
 
 @functools.cache
 def rank_cutoff(n: int) -> int:
-    """Return k such that the k-th smallest and k-th largest Walsh average of ``n`` differences bound a 95 % interval.
+    """Return k such that the k-th smallest and k-th largest Walsh average of ``n`` differences bound a 99 % interval.
 
-    Exact for ties-free differences: k is the largest number with P(W < k) <= 0.025, W being the signed-rank statistic
+    Exact for ties-free differences: k is the largest number with P(W < k) <= 0.005, W being the signed-rank statistic
     whose distribution is built up rank by rank (each rank counts with probability 1/2). 0 if there is no such interval.
     """
     probability = np.zeros(n * (n + 1) // 2 + 1)
@@ -75,11 +77,11 @@ def _walsh_averages(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup:
-    """Return eager time divided by captured time with a 95 % interval; samples of one position are of one round.
+    """Return eager time divided by captured time with a 99 % interval; samples of one position are of one round.
 
     The method is the module's: Hodges-Lehmann estimate of the paired log ratios and its signed-rank interval.
-    With 2 to 5 rounds, for which that interval does not exist, the interval is Student's t on the log ratios,
-    stretched if need be to hold the estimate. With one round there is no interval, with none no ratio: NaN.
+    With 3 to 7 rounds, for which that interval does not exist, the interval is Student's t on the log ratios,
+    stretched if need be to hold the estimate. With one or two rounds there is no interval, with none no ratio: NaN.
 
     Raises:
         ValueError: the lengths differ, or a time is not a positive number.
@@ -88,7 +90,7 @@ def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup
         raise ValueError(f"a round has one sample of each: got {len(eager)} of eager and {len(captured)} of captured")
     n = len(eager)
     if n == 0:
-        return Speedup(ratio=math.nan, ci_low=math.nan, ci_high=math.nan, significant=False)
+        return Speedup(ratio=math.nan, ci_low=math.nan, ci_high=math.nan, significant=False, confidence=CONFIDENCE)
     times = np.array([eager, captured], dtype=np.float64)
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise ValueError("a time is zero, negative or not a number: the timer is too coarse for the block it timed")
@@ -98,14 +100,15 @@ def paired_speedup(eager: Sequence[float], captured: Sequence[float]) -> Speedup
     if n >= FEWEST_FOR_RANKS:
         cutoff = rank_cutoff(n)
         low, high = float(walsh[cutoff - 1]), float(walsh[-cutoff])
-    elif n > 1:
+    elif n in _STUDENT_T:
         reach = _STUDENT_T[n] * float(np.std(logs, ddof=1)) / math.sqrt(n)
         mean = float(np.mean(logs))
         low, high = min(mean - reach, centre), max(mean + reach, centre)
     else:
         low = high = math.nan
     ratio, ci_low, ci_high = math.exp(centre), math.exp(low), math.exp(high)
-    return Speedup(ratio=ratio, ci_low=ci_low, ci_high=ci_high, significant=ci_low > 1.0 or ci_high < 1.0)
+    significant = ci_low > 1.0 or ci_high < 1.0
+    return Speedup(ratio, ci_low, ci_high, significant, CONFIDENCE)
 
 
 def half_width(speedup: Speedup) -> float:

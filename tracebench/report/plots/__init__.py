@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracebench.record import Record
 from tracebench.report.plots.batches import batch_curves, batches
+from tracebench.report.plots.costs import break_even, compile_time, costs
 from tracebench.report.plots.coverages import coverage, coverage_bars, outside, outside_bars
 from tracebench.report.plots.drawing import FRONTEND_COLOURS, frontend_colours, short
 from tracebench.report.plots.gained import gain_bars, gained
@@ -27,7 +28,10 @@ __all__ = [
     "PLOTS",
     "batch_curves",
     "batches",
+    "break_even",
+    "compile_time",
     "controls",
+    "costs",
     "coverage",
     "coverage_bars",
     "frontend_colours",
@@ -56,6 +60,8 @@ PLOTS: dict[str, tuple[Callable[[Sequence[Record]], Any], str]] = {
     "probes": (probes, "What each probe of the case found."),
     "speedup": (speedup, "How much faster each capture is than eager, measured in alternating rounds."),
     "gains": (gained, "What each front end costs and what a compiler brings on top of it."),
+    "compile_time": (compile_time, "What compiling costs, against what it brings."),
+    "break_even": (break_even, "After how many calls compiling has paid for itself."),
     "coverage": (coverage, "How much of eager's work runs inside captured graphs."),
     "outside": (outside, "What keeps ops outside of graphs: the share of each reason."),
     "controls": (controls, "What each setting of the controls costs in coverage and brings in speed."),

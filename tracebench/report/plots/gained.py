@@ -51,7 +51,7 @@ def gained(records: Sequence[Record]) -> Figure | None:
     title = f"Front-end cost and compiler gain on {facts.machine(records)}"
     subtitle = (
         "Cost: time of the graphs as captured / eager time; above 1 is slower. The others: speedup with that executor /"
-        " speedup with replay; above 1 is faster. 95 % intervals, logarithmic axis. Hatched, n.s.: not significantly"
-        " different from 1."
+        f" speedup with replay; above 1 is faster. {facts.interval(records)}, logarithmic axis. Hatched, n.s.: not"
+        " significantly different from 1."
     )
     return ratios(bars, frontend_colours(records), title, subtitle, "ratio")

@@ -87,8 +87,8 @@ def controls(records: Sequence[Record]) -> Figure | None:
     title = f"What controls cost and bring on {facts.machine(records)}"
     subtitle = (
         f"Each point is a case: the share of {'the time of its ops' if kind == 'time' else 'its ops'} that runs inside"
-        " captured graphs, and eager time / captured time with its 95 % interval. A line joins the settings of one"
-        " front end."
+        f" captured graphs, and eager time / captured time with its {facts.interval(records)}. A line joins the"
+        " settings of one front end."
     )
     key = [Line2D([], [], color=colour, linewidth=2, label=plain(name)) for name, colour in columns.items()]
     key += [

@@ -18,7 +18,7 @@ from tracebench.report.plots.drawing import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -63,7 +63,7 @@ def speedup(records: Sequence[Record]) -> Figure | None:
     """Draw the speedup of each case with its interval, and a labelled gap where there is none."""
     title = f"Speedup over eager on {facts.machine(records)}"
     subtitle = (
-        "Eager time / captured time, 95 % interval; above 1 is faster. Logarithmic axis."
+        f"Eager time / captured time, {facts.interval(records)}; above 1 is faster. Logarithmic axis."
         " Hatched, n.s.: not significantly different from 1."
     )
     return ratios(speedup_bars(records), frontend_colours(records), title, subtitle, "speedup (ratio)")
@@ -80,7 +80,7 @@ def ratios(bars: Sequence[Bar], colours: Mapping[str, str], title: str, subtitle
     figure, axes, places = bar_axes(bars, title, subtitle, unit)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    _ratio_axis(axes, low, high)
+    ratio_axis(axes.xaxis, low, high)
     axes.axvline(1, color=INK, linewidth=1, zorder=1)
     for bar, place in zip(bars, places, strict=True):
         value, colour = bar.values[0], colours[bar.frontend]
@@ -100,10 +100,11 @@ def ratios(bars: Sequence[Bar], colours: Mapping[str, str], title: str, subtitle
     return figure
 
 
-def _ratio_axis(axes: Axes, low: float, high: float) -> None:
+def ratio_axis(axis: Axis, low: float, high: float) -> None:
+    """Label a logarithmic axis of ratios from ``low`` to ``high``."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     places = ticks(low, high)
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_major_formatter(FixedFormatter([f"{value:g}x" for value in places]))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_major_formatter(FixedFormatter([f"{value:g}x" for value in places]))
+    axis.set_minor_locator(NullLocator())
