@@ -36,10 +36,14 @@ def test_nothing_that_the_server_imports_initialises_cuda() -> None:
 
 
 def test_a_fork_that_cannot_use_its_accelerator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    child.refuse_unusable_fork()
+    child.refuse_unusable_fork("cuda")
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(RuntimeError, match=r"torch\.cuda was initialised .* limits\.isolation=spawn"):
-        child.refuse_unusable_fork()
+        child.refuse_unusable_fork("cuda")
+    # Where there is no GPU, torch may have looked for one all the same; the CPU is usable.
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    child.refuse_unusable_fork("auto")
+    child.refuse_unusable_fork("cpu")
 
 
 @pytest.mark.parametrize(

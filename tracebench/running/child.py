@@ -48,14 +48,18 @@ def seal(log: Path) -> None:
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def refuse_unusable_fork() -> None:
-    """See that no accelerator was touched before this process was forked.
+def refuse_unusable_fork(device: str) -> None:
+    """See that no accelerator was touched before this process was forked, if ``device`` is one.
 
     Raises:
         RuntimeError: one was, so that this process cannot use it.
     """
     import torch
 
+    from tracebench.subject import resolve_device
+
+    if device == "cpu" or (device == "auto" and resolve_device("auto").type == "cpu"):
+        return
     for kind in ("cuda", "xpu"):
         spoilt = getattr(getattr(torch, kind, None), "_is_in_bad_fork", None)
         if spoilt is not None and spoilt():
@@ -67,7 +71,6 @@ def refuse_unusable_fork() -> None:
 
 def work(job: dict[str, Any]) -> None:
     """Do one job: run a case, try whether it fits in memory, or tell what machine this is."""
-    refuse_unusable_fork()
     from tracebench.running.journal import Journal, file_writer
 
     journal = Journal(file_writer(Path(job["journal"])))
@@ -82,6 +85,7 @@ def work(job: dict[str, Any]) -> None:
     from tracebench.case import Case
     from tracebench.running.stages import run_case, try_case
 
+    refuse_unusable_fork(job["case"]["device"])
     if job["kind"] == "try":
         try_case(Case.from_dict(job["case"]), journal)
         return
