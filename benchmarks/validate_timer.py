@@ -1,6 +1,6 @@
 """Does the timer call equals equal, and does it find a planted slowdown of 5 %?
 
-Run: ``python benchmarks/validate_timer.py [--runs 100] [--seconds 1.0] [--slowdown 0.05]``. Each run measures a small
+Run: ``python benchmarks/validate_timer.py [--runs 100] [--seconds 1.6] [--slowdown 0.05]``. Each run measures a small
 model with the project's own ``measure``: against itself, which must come out as "not significant", and against itself
 plus a spin of 5 % of the call's time, which must come out as significantly slower. Both are done on the machine as it
 is and with one core kept busy by another process. Prints each count with its 95 % interval (Clopper-Pearson) and
@@ -34,7 +34,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100, help="measurements in each of the four series")
-    parser.add_argument("--seconds", type=float, default=1.0, help="measuring budget of one")
+    parser.add_argument("--seconds", type=float, default=1.6, help="measuring budget of one")
     parser.add_argument("--slowdown", type=float, default=0.05, help="share of a call that the planted spin takes")
     asked = parser.parse_args()
     torch.manual_seed(0)
