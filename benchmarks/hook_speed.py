@@ -186,8 +186,8 @@ def _times(found: ThroughputInfo) -> str:
     """Tell how many times the base's time a call takes: the inverse of its speedup."""
     speedup = found.speedup
     noisy = f"; {found.warnings[0]}" if found.warnings else ""
-    told = f"{1 / speedup.ratio:.3f} times ({speedup.confidence:.0%} interval {1 / speedup.ci_high:.3f} to {1 / speedup.ci_low:.3f})"
-    return f"{told}{noisy}"
+    ends = f"{speedup.confidence:.0%} interval {1 / speedup.ci_high:.3f} to {1 / speedup.ci_low:.3f}"
+    return f"{1 / speedup.ratio:.3f} times ({ends}){noisy}"
 
 
 if __name__ == "__main__":

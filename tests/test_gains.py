@@ -15,7 +15,7 @@ from tracebench.report import facts, plots, webpage
 from tracebench.report.columns import frame
 from tracebench.report.gains import Gain, gains
 from tracebench.report.table import render_table
-from tracebench.throughput.statistics import paired_speedup
+from tracebench.throughput.statistics import CONFIDENCE, paired_speedup
 
 
 def timed(executor: str, speedup: Speedup | float, eager: float = 12.5, **more: Any) -> Record:
@@ -76,8 +76,8 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(truth: float) -> None:
         assert gain.high is not None
         held += gain.low <= truth <= gain.high
         trials += 1
-    # 95 % of 300, less three standard errors.
-    assert held >= 0.95 * trials - 3 * math.sqrt(0.95 * 0.05 * trials)
+    # What they claim of 300, less three standard errors.
+    assert held >= CONFIDENCE * trials - 3 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) * trials)
 
 
 def test_only_cases_that_differ_in_nothing_else_are_compared() -> None:
