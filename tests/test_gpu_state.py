@@ -133,7 +133,11 @@ CALM = GpuReading("NVIDIA H200", "580.1", 1980, 3201, 41, 400.0, (), 0)
     [
         ({}, {}, []),
         ({}, {"reasons": ("applications clocks setting",)}, []),
-        ({}, {"reasons": ("hardware thermal slowdown",), "temperature_c": 90}, ["throttled at 90 degrees (hardware"]),
+        (
+            {},
+            {"reasons": ("hardware thermal slowdown",), "temperature_c": 90},
+            ["throttled: the GPU ran slower than it can at 90 degrees (hardware"],
+        ),
         ({}, {"sm_mhz": 1200}, ["fell from 1980 to 1200 MHz"]),
         ({}, {"sm_mhz": 300, "reasons": ("idle",)}, []),
         ({"sm_mhz": 300}, {}, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ _STEADY_CALLS = 5
 def take(job: dict[str, Any]) -> dict[str, Any]:
     """Return the seconds of capture and compilation of a case, and what became of the cache meanwhile."""
     # Torch loads its compiler when it is first needed. That is the price of a process, not of a model.
+    importlib.import_module("torch._inductor.compile_fx")
 
     from tracebench.case import Case
     from tracebench.running.compiling import cache_counts

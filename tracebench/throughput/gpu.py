@@ -68,7 +68,7 @@ def state(before: GpuReading | str | None, after: GpuReading | str | None) -> Gp
 
 
 def warnings(before: GpuReading | str | None, after: GpuReading | str | None) -> tuple[str, ...]:
-    """Return what in two readings makes the figures between them doubtful, each with what to do."""
+    """Return what in two readings makes the figures between them doubtful (see ``timingwords``)."""
     readings = [found for found in (before, after) if isinstance(found, GpuReading)]
     found = []
     reasons = sorted({reason for one in readings for reason in one.reasons or () if reason not in _HARMLESS})
@@ -76,21 +76,23 @@ def warnings(before: GpuReading | str | None, after: GpuReading | str | None) ->
         hottest = max((one.temperature_c for one in readings if one.temperature_c is not None), default=None)
         heat = "" if hottest is None else f" at {hottest} degrees"
         found.append(
-            f"the GPU throttled{heat} ({', '.join(reasons)}): do not compare absolute times with other runs; let it "
+            f"throttled: the GPU ran slower than it can{heat} ({', '.join(reasons)}): do not compare absolute times with other runs; let it "
             "cool, or lock a clock that it can hold (nvidia-smi --lock-gpu-clocks), then measure again"
         )
     if len(readings) == 2 and not any("idle" in (one.reasons or ()) for one in readings):
         first, last = (one.sm_mhz for one in readings)
         if first is not None and last is not None and last < CLOCK_FELL * first:
             found.append(
-                f"the GPU's SM clock fell from {first} to {last} MHz while measuring: the ratio holds, as rounds "
+                f"throttled: the GPU's SM clock fell from {first} to {last} MHz while measuring: the ratio holds, as rounds "
                 "alternate, but do not compare absolute times with other runs; lock the clock (nvidia-smi "
                 "--lock-gpu-clocks) and measure again"
             )
     others = max((one.other_processes for one in readings if one.other_processes is not None), default=0)
     if others:
         who = "another process uses" if others == 1 else f"{others} other processes use"
-        found.append(f"{who} the GPU: times hold what it does, too; end it (nvidia-smi lists it) and measure again")
+        found.append(
+            f"busy machine: {who} the GPU: times hold what it does, too; end it (nvidia-smi lists it) and measure again"
+        )
     return tuple(found)
 
 
