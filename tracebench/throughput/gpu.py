@@ -76,15 +76,15 @@ def warnings(before: GpuReading | str | None, after: GpuReading | str | None) ->
         hottest = max((one.temperature_c for one in readings if one.temperature_c is not None), default=None)
         heat = "" if hottest is None else f" at {hottest} degrees"
         found.append(
-            f"throttled: the GPU ran slower than it can{heat} ({', '.join(reasons)}): do not compare absolute times with other runs; let it "
-            "cool, or lock a clock that it can hold (nvidia-smi --lock-gpu-clocks), then measure again"
+            f"throttled: the GPU slowed down{heat} ({', '.join(reasons)}): do not compare absolute times with other "
+            "runs; let it cool, or lock a clock that it can hold (nvidia-smi --lock-gpu-clocks), then measure again"
         )
     if len(readings) == 2 and not any("idle" in (one.reasons or ()) for one in readings):
         first, last = (one.sm_mhz for one in readings)
         if first is not None and last is not None and last < CLOCK_FELL * first:
             found.append(
-                f"throttled: the GPU's SM clock fell from {first} to {last} MHz while measuring: the ratio holds, as rounds "
-                "alternate, but do not compare absolute times with other runs; lock the clock (nvidia-smi "
+                f"throttled: the GPU's SM clock fell from {first} to {last} MHz while measuring: the ratio holds, as "
+                "rounds alternate, but do not compare absolute times with other runs; lock the clock (nvidia-smi "
                 "--lock-gpu-clocks) and measure again"
             )
     others = max((one.other_processes for one in readings if one.other_processes is not None), default=0)
