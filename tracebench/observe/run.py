@@ -15,6 +15,7 @@ import importlib
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -131,8 +132,9 @@ class Run:
             # By type(self) an attribute of the class is reached unseen.
             for key in [key for key in vars(kind) if not key.startswith("__") and key != "_abc_impl"]:
                 self.memory.meet(kind, vars(kind), key, f"class attribute {kind.__qualname__}.{key}", None)
-        with self._attributes(), self._imports(), no_collection():
-            sys.settrace(self._enter)
+        with self._attributes(), self._imports(), no_collection(), self._monitored() as monitored:
+            if not monitored:
+                sys.settrace(self._enter)
             sys.setprofile(self._profiler())
             try:
                 yield
@@ -318,6 +320,53 @@ class Run:
         for one in (name, *_HOLDERS):
             self._read.add((_NUMBER(module), one))
             self._meet(module, one, where)
+
+    @contextlib.contextmanager
+    def _monitored(self) -> Iterator[bool]:
+        """Have ``sys.monitoring``, if it is there and has a place left, tell each line of the user's once."""
+        monitoring: Any = getattr(sys, "monitoring", None)
+        free = [] if monitoring is None else [tool for tool in range(6) if monitoring.get_tool(tool) is None]
+        if not free:
+            yield False
+            return
+        tool, events, thread = free[0], monitoring.events, threading.get_ident()
+
+        def start(code: CodeType, offset: int) -> Any:
+            if not is_watched(code.co_filename):
+                return monitoring.DISABLE
+            if self.paused or threading.get_ident() != thread:
+                return None
+            if id(code) not in self._steps:
+                self._alive.append(code)
+                self._steps[id(code)] = None
+                monitoring.set_local_events(tool, code, events.LINE)
+                watched.append(code)
+            return monitoring.DISABLE
+
+        def line(code: CodeType, number: int) -> Any:
+            if self.paused or threading.get_ident() != thread:
+                return None
+            if (id(code), number) not in self._lines:
+                self._lines[id(code), number] = code
+                self._line(sys._getframe(1))
+            return monitoring.DISABLE
+
+        watched: list[CodeType] = []
+        monitoring.use_tool_id(tool, "tracebench")
+        try:
+            monitoring.register_callback(tool, events.PY_START, start)
+            monitoring.register_callback(tool, events.LINE, line)
+            monitoring.set_events(tool, events.PY_START)
+            # What an earlier run has seen is to be seen again.
+            monitoring.restart_events()
+            yield True
+        finally:
+            monitoring.set_events(tool, events.NO_EVENTS)
+            for code in watched:
+                monitoring.set_local_events(tool, code, events.NO_EVENTS)
+            for event in (events.PY_START, events.LINE):
+                monitoring.register_callback(tool, event, None)
+            monitoring.free_tool_id(tool)
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.paused:
