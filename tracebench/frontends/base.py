@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,8 @@ class Events:
     #: What else is worth saying of the capture.
     notes: list[str] = field(default_factory=list)
     guards: int | None = None
+    #: How captures of several runs branch, as lines of text; None where there is but one.
+    tree: list[str] | None = None
     #: Whether whatever runs outside the graphs was left to Python on purpose.
     leaves: bool = False
     #: How many times the front end has compiled so far.
@@ -73,6 +76,8 @@ class Capture:
     compilations: Callable[[], int] = lambda: 0
     #: How many calls like the first it takes until nothing is compiled for such a call.
     settles_after: int = 1
+    #: Writes the artifact to a file, for another process to load; None where it cannot be saved.
+    save: Callable[[Path], None] | None = None
 
 
 class Executor(Protocol):
