@@ -102,8 +102,10 @@ class Segment:
     ask: fx.GraphModule | None = None
     #: Of its graph among those of the capture; None if it computes nothing.
     number: int | None = None
-    #: Runs it on all values so far, adds what it computes, and returns the guard's subject and key, or the outputs.
-    step: Callable[[dict[int, Any]], Any] = field(default=lambda values: None, repr=False)
+    #: Runs the last segment of a run on the values that it needs, in order, and returns the outputs.
+    run: Callable[..., Any] = field(default=lambda *values: None, repr=False)
+    #: Runs another on all values so far, adds what it computes, and returns what its guard asks about, and as a key.
+    step: Callable[[dict[int, Any]], tuple[Any, Hashable]] = field(default=lambda values: (None, None), repr=False)
 
     @property
     def work(self) -> tuple[fx.Node, ...]:
@@ -197,14 +199,11 @@ def build(segment: Segment) -> fx.GraphModule | None:
 
 
 def stepped(segment: Segment, run: Callable[..., Any] | None) -> Callable[[dict[int, Any]], Any]:
-    """Return what is to be a segment's ``step``; ``run`` runs its module."""
+    """Return what is to be a segment's ``step``; ``run`` runs its module, if it has one."""
     assert segment.shape is not None
-    inputs, *others = segment.shape
-    if isinstance(segment.end, Return):
-        assert run is not None
-        last = run
-        return lambda values: last(*[values[index] for index in inputs])
-    guard, ask, (outputs, refs, gives) = segment.end, segment.ask, others
+    assert isinstance(segment.end, Guard)
+    inputs, outputs, refs, gives = segment.shape
+    guard, ask = segment.end, segment.ask
     key, subject = KINDS[guard.kind].key, guard.subject
     failing = guard.kind == "error"
 

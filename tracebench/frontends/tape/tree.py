@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tracebench.frontends import regions
-from tracebench.frontends.base import Events, Executor
+from tracebench.frontends.base import Events, Executor, count_nodes
 from tracebench.frontends.fixed import merged
 from tracebench.frontends.tape import ambient
 from tracebench.frontends.tape.answers import Answers
@@ -143,11 +144,14 @@ class Root:
                 values, end = self._walk(given)
         finally:
             torch._C._set_grad_enabled(grad)
+        end.calls += 1
         return end.result(values)
 
     def _walk(self, given: Sequence[Any]) -> tuple[Sequence[Any], Return]:
         segment = self.top
         assert isinstance(segment, Segment)
+        if isinstance(segment.end, Return):
+            return segment.run(*given), segment.end
         values = dict(enumerate(given))
         while not isinstance(segment.end, Return):
             guard = segment.end
@@ -158,8 +162,7 @@ class Root:
             segment = branch.to
             # The rest need not be kept alive.
             values = {index: values[index] for index in segment.needs}
-        segment.end.calls += 1
-        return segment.step(values), segment.end
+        return segment.run(*values.values()), segment.end
 
 
 @dataclass(eq=False)
@@ -223,17 +226,25 @@ class Tapes:
         run: Callable[..., Any] | None = module
         if module is not None and any(map(works, segment.nodes)):
             run = self.executor.wrap(module)
-        step = stepped(segment, run)
         told = module if module is not None else segment.ask
-        if told is not None and (nodes := len(segment.work)):
+        # Results taken apart and grad mode are nodes, too, but none that make a graph of a segment.
+        nodes = count_nodes(told.graph) if told is not None and segment.work else 0
+        if told is not None and nodes:
             if segment.number is None:
                 segment.number = self.events.add_graph(told, nodes)
             else:
                 self.events.graphs[segment.number] = told
                 self.events.graph_nodes[segment.number] = nodes
-            assert segment.number is not None
-            step = regions.inside(step, segment.number) if self.marked else step
-        segment.step = step
+        number = segment.number if self.marked else None
+
+        def marked(function: Callable[..., Any]) -> Callable[..., Any]:
+            return function if number is None else regions.inside(function, number)
+
+        if isinstance(segment.end, Return):
+            assert run is not None
+            segment.run = marked(run)
+        else:
+            segment.step = marked(stepped(segment, run))
 
     def tell(self) -> None:
         """Bring the events up to date: what is fixed, checked and held by all tapes."""
@@ -257,39 +268,38 @@ class Tapes:
     def lines(self) -> Iterator[str]:
         """Yield the trees as text: each check with its line, the answers that are known, and what follows them."""
         for root in reversed(self.roots):
-            count = "" if len(self.roots) == 1 else f"tape recorded for {root.why}: " if root.why else "first tape: "
-            if isinstance(root.top, Eager):
-                yield f"{count}{_eager(root.top)}"
-                continue
-            lines = [f"{count}forward ({_told(root.top)})"]
-            stack: list[tuple[str, Segment | Eager | Guard, int]] = [("", root.top, 0)]
-            while stack and len(lines) <= _LINES:
-                text, at, depth = stack.pop()
-                indent = "  " * depth
-                if isinstance(at, Guard):
-                    lines.append(f"{indent}{at.expression} at {at.location}")
-                    stack += [(branch.text, branch.to, depth + 1) for branch in reversed(list(at.branches.values()))]
-                    continue
-                if text:
-                    lines.append(f"{indent}{text}: {_eager(at) if isinstance(at, Eager) else _told(at)}")
-                if isinstance(at, Segment) and isinstance(at.end, Guard):
-                    # A check that only ever got one answer is no branch: what follows stands beside it.
-                    stack.append(("", at.end, depth + 1))
-            if stack:
-                lines.append("  and more: the tree is too long to be shown")
-            yield from lines
+            title = "" if len(self.roots) == 1 else f"for {root.why}: " if root.why else "for the example: "
+            lines = list(itertools.islice(_lines(f"{title}forward", root.top, 0), _LINES + 1))
+            yield from lines[:_LINES]
+            if len(lines) > _LINES:
+                yield "  and more than can be shown"
 
 
-def _told(segment: Segment) -> str:
-    ops = len(segment.work)
-    said = f"{ops} op" if ops == 1 else f"{ops} ops"
-    if isinstance(segment.end, Return):
-        said += f", return, {segment.end.calls} call{'' if segment.end.calls == 1 else 's'}"
-    return said
+def _lines(text: str, at: Segment | Eager, depth: int) -> Iterator[str]:
+    """Yield what follows one answer. A check with but one answer known stands in line: only branches are indented."""
+    indent = "  " * depth
+    if isinstance(at, Eager):
+        yield f"{indent}{text}: the model itself, {_plural(at.calls, 'call')} ({at.reason})"
+        return
+    said = f"{indent}{text}: " if depth else f"{text} ("
+    said += _plural(len(at.work), "op") + ("" if depth else ")")
+    while isinstance(at.end, Guard):
+        yield said
+        guard = at.end
+        where = f"{indent}  {guard.expression} at {guard.location}"
+        [(_, only), *others] = guard.branches.items()
+        if others or isinstance(only.to, Eager):
+            yield where
+            for branch in guard.branches.values():
+                yield from _lines(branch.text, branch.to, depth + 2)
+            return
+        at = only.to
+        said = f"{where}: only {only.text} so far, {_plural(len(at.work), 'op')}"
+    yield f"{said}, return, {_plural(at.end.calls, 'call')}"
 
 
-def _eager(branch: Eager) -> str:
-    return f"the model itself, {branch.calls} call{'' if branch.calls == 1 else 's'} ({branch.reason})"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _fixed(top: Segment | Eager) -> list[Specialisation]:
