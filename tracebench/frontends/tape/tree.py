@@ -263,7 +263,7 @@ class Tapes:
         ]
         per_root = [[*root.grounds.fixed(), *_fixed(root.top)] for root in self.roots if isinstance(root.top, Segment)]
         events.specialised = _together(merged(found) for found in per_root)
-        events.tree = list(self.lines()) if len(self.roots) > 1 or guards else None
+        events.tree = list(self.lines()) if self.retraces and (len(self.roots) > 1 or guards) else None
 
     def lines(self) -> Iterator[str]:
         """Yield the trees as text: each check with its line, the answers that are known, and what follows them."""
