@@ -11,7 +11,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves as pytree_leaves
 
+from tests import subjects
 from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, Inputs
@@ -39,9 +39,7 @@ def tape(model: nn.Module, *args: Any, on: str = "raise", **kwargs: Any) -> Capt
 
 
 def line_of(marker: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [found] = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
-    return found
+    return subjects.line_of(__file__, marker)
 
 
 class Of(nn.Module):
@@ -396,8 +394,10 @@ def test_eager_applies_nothing_twice() -> None:
 
 def test_only_what_is_written_before_the_last_guard_is_kept_for_taking_back() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
-    [guarded] = [cell.cell_contents for cell in tape(model, X).call.__closure__ if hasattr(cell.cell_contents, "undo")]  # type: ignore[union-attr]
-    assert guarded.undo.state == guarded.undo.arguments == guarded.undo.random == ()
+    caller: Any = tape(model, X).call
+    [root] = caller.tapes.roots
+    assert root.undo.state == root.undo.arguments == root.undo.random == ()
+    assert len(root.undo_all.state) == 3
 
 
 # Refusals, each with its line.

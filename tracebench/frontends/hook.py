@@ -101,7 +101,7 @@ class _Caller:
     def __init__(self, hook: Hook, model: nn.Module, recorder: Recorder, tapes: Tapes) -> None:
         self._model = model
         self._recorder = recorder
-        self._tapes = tapes
+        self.tapes = tapes
         self._on = hook.on_guard_failure
         self._limit = hook.retrace_limit
         #: Runs recorded so far, those that no tape can hold included.
@@ -110,7 +110,7 @@ class _Caller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given, spec = pytree.tree_flatten((args, kwargs))
         try:
-            root = self._tapes.find(given, spec)
+            root = self.tapes.find(given, spec)
         except GuardError as error:
             # Nothing has run.
             if self._on == "raise":
@@ -172,7 +172,7 @@ class _Caller:
         Raises:
             GuardError: it cannot.
         """
-        if self._tapes.executor.name != "replay":
+        if self.tapes.executor.name != "replay":
             raise _too_late(error, "the executor has compiled through it") from error
         try:
             answers.check(kept=bool(root.undo.arguments or root.undo.state))
@@ -198,10 +198,10 @@ class _Caller:
         taken = self._recorder.take(args, kwargs, lenient=True)
         root = Root(grounds, taken.memory, why=str(error))
         if taken.tape is not None:
-            self._tapes.plant(root, *taken.tape)
+            self.tapes.plant(root, *taken.tape)
         elif not taken.passing:
             root.top = self._eager(taken.refused)
-            self._tapes.roots.insert(0, root)
+            self.tapes.roots.insert(0, root)
         return taken.result
 
     def _branch(
@@ -212,7 +212,7 @@ class _Caller:
         taken = self._recorder.take(args, kwargs, lenient=True, answers=answers)
         if taken.tape is not None:
             try:
-                self._tapes.graft(root, *taken.tape, taken.memory)
+                self.tapes.graft(root, *taken.tape, taken.memory)
             except Unlike as unlike:
                 # The shared part can no longer be trusted.
                 root.top = self._eager(
@@ -223,7 +223,7 @@ class _Caller:
         return taken.result
 
     def _count(self, missed: Exception) -> None:
-        events = self._tapes.events
+        events = self.tapes.events
         self._taken += 1
         events.compilations += 1
         told = str(missed) if isinstance(missed, GuardError) else f"{type(missed).__name__}: {missed}, no error on tape"
@@ -243,7 +243,7 @@ class _Caller:
         return Eager(str(reason))
 
     def _note(self, text: str) -> None:
-        notes = self._tapes.events.notes
+        notes = self.tapes.events.notes
         if text not in notes:
             notes.append(text)
 
