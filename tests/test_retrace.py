@@ -456,7 +456,7 @@ def test_python_whose_answer_was_changed_is_too_late(function: Any) -> None:
     x = torch.full((4, 3), 1.0)
     with torch.no_grad():
         made = capture(model, x, orders=disabled(model))
-        with pytest.raises(GuardError, match="has run already .what part has returned was changed in place."):
+        with pytest.raises(GuardError, match=r"has run already .*part has returned was changed"):
             made.call(-x)
 
 

@@ -13,6 +13,7 @@ share what they do up to the check that tells them apart.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch.utils import _pytree as pytree
 from tracebench.controls.orders import NO_ORDERS, Orders
 from tracebench.frontends.base import Capture, Events, Executor, Inputs, unsaved
 from tracebench.frontends.form import PLAIN
+from tracebench.frontends.tape import artifact
 from tracebench.frontends.tape.answers import NO_ANSWERS, Answers
 from tracebench.frontends.tape.errors import GuardError, UntapeableError
 from tracebench.frontends.tape.runs import Recorder
@@ -82,12 +84,16 @@ class Hook:
         tapes = Tapes(executor, marked, events, self.on_guard_failure == "retrace")
         tapes.plant(Root(grounds, taken.memory), *taken.tape)
         tapes.tell()
+        # Pieces left to Python are told above.
+        if (why := artifact.obstacle(tapes)) is not None and not taken.regions:
+            events.notes.append(f"the artifact cannot be saved: {why}")
         events.refresh = tapes.tell
         return Capture(
             call=_Caller(self, model, recorder, tapes),
             module=model,
             events=events,
             compilations=lambda: events.compilations,
+            save=None if why is not None else functools.partial(artifact.save, tapes),
         )
 
 

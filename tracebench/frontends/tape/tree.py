@@ -199,6 +199,11 @@ class Tapes:
         """Add a tree of one tape."""
         root.top = cut(recording, end)
         self._prepare(root, recording)
+        self.add(root)
+
+    def add(self, root: Root) -> None:
+        """Add a tree, which has its tapes."""
+        assert isinstance(root.top, Segment)
         settle(root.top, self._build)
         self.roots.insert(0, root)
 
