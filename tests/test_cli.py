@@ -54,6 +54,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["+extra=1"], ["unknown key 'extra'", "batch_size"]),
         (["+frontend.extra=1"], ["unknown key 'frontend.extra'", "frontend.dynamic"]),
         (["frontend=hook", "frontend.on_guard_failure=eagre"], ["on_guard_failure", "Did you mean: eager"]),
+        (["frontend=hook", "frontend.retrace_limit=0"], ["frontend.retrace_limit=0", "at least 1"]),
         (["frontend.name=other"], ["unknown front end 'other'", "dynamo, eager, fx, hook, jit_trace"]),
         (["batch_size=many"], ["batch_size=many", "could not be converted to Integer"]),
         (["batch_size=0"], ["batch_size=0 must be greater than 0"]),

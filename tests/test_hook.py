@@ -26,6 +26,7 @@ from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.frontends.hook import GuardError, UntapeableError
+from tracebench.observe import memory
 
 X = torch.arange(6.0).reshape(2, 3) / 6 + 0.1
 SETTINGS = {"gain": 1.0, "inner": {"shift": [0.0, 1.0]}}
@@ -254,6 +255,28 @@ def test_eager_runs_the_model_on_a_call_the_tape_does_not_hold_for(name: str) ->
         assert torch.equal(found, model(X))
     finally:
         shifted.__defaults__ = (0.0,)
+
+
+@pytest.mark.parametrize(
+    "name", ["dtype of a parameter", "requires_grad of a parameter", "attribute", "buffer replaced"]
+)
+def test_what_a_run_read_is_checked_without_torchs_own_guards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "TensorGuards", None)
+    test_what_a_run_read_is_checked(name)
+    model = Of(lambda m, x: m.linear(x))
+    made = tape(model, X)
+    model.linear.weight.data = torch.ones(3, 3).t()[:, :].clone()
+    assert torch.equal(made.call(X), model(X))
+    model.linear.weight.data = torch.ones(4, 3)
+    with pytest.raises(GuardError, match=r"shape of attribute linear.weight: \[3, 3\] on tape, \[4, 3\] now"):
+        made.call(X)
+
+
+def test_a_literal_that_the_run_changes_is_made_anew() -> None:
+    model = Of(lambda m, x: x + torch.tensor([1.0, 2.0, 3.0]).mul_(2))
+    made = tape(model, X)
+    for _ in range(2):
+        assert torch.equal(made.call(X), X + torch.tensor([2.0, 4.0, 6.0]))
 
 
 def test_a_value_put_in_anew_is_no_change() -> None:
@@ -560,6 +583,18 @@ def test_what_cannot_be_repeated_is_refused_with_its_line(function: Callable[...
     model = Of(function, calls=0, ticks=itertools.count(), last=None)
     with pytest.raises(UntapeableError, match=rf"{REFUSED[function]}.*test_hook\.py:{line_of(function.__name__)}\b"):
         tape(model, X)
+
+
+def chooses(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))  # chooses
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_operators_that_run_functions_are_refused_in_words() -> None:
+    with pytest.raises(
+        UntapeableError, match=rf"operator cond, .*test_hook\.py:{line_of('chooses')}; .*write it in Python"
+    ):
+        tape(Of(chooses), X)
 
 
 def test_changed_containers_of_arguments_are_refused() -> None:

@@ -278,9 +278,8 @@ def to_request(config: Any) -> Request:
     if "on_guard_failure" in plain["frontend"]:
         _one_of("frontend.on_guard_failure", plain["frontend"]["on_guard_failure"], ON_GUARD_FAILURE)
         if plain["frontend"]["retrace_limit"] < 1:
-            raise RequestError(
-                f"frontend.retrace_limit is {plain['frontend']['retrace_limit']}: at least 1, the tape of the example"
-            )
+            limit = plain["frontend"]["retrace_limit"]
+            raise RequestError(f"frontend.retrace_limit={limit} must be at least 1, the tape of the example.")
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")

@@ -91,6 +91,9 @@ class Tape(TorchDispatchMode):
     are what the first pieces of Python that are left to run as they are return, in place of running.
     """
 
+    #: Only so that they can be refused in words.
+    supports_higher_order_operators = True
+
     def __init__(self, model: nn.Module, run: Run, *, lenient: bool = False, answers: Answers = NO_ANSWERS) -> None:
         super().__init__()
         # What modes import when they are first used, and what looks at the attributes of tensors as it is imported.
@@ -191,6 +194,10 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with self._run.pause():
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                where = spelled(place(sys._getframe(1)))
+                said = f"the forward calls torch's operator {func.name()}, which runs functions, at {where}"
+                self.refuse(UntapeableError(f"{said}; a tape holds ops: write it in Python (an if, a loop)"))
             if self.refused is not None:
                 return func(*args, **kwargs)
             return self._record(func, args, kwargs, sys._getframe(1))
