@@ -460,6 +460,20 @@ def test_python_whose_answer_was_changed_is_too_late(function: Any) -> None:
             made.call(-x)
 
 
+def test_python_that_a_compiler_took_in_is_too_late() -> None:
+    model: Any = WithRegion(lambda m, x, y: y * 1)
+    model.part.forward = lambda x: x.relu() + 1
+    x = torch.ones(4, 3)
+    with torch.no_grad():
+        made = capture(model, x, executor="inductor", orders=disabled(model))
+        torch.manual_seed(0)
+        found = made.call(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, model(x))
+        with pytest.raises(GuardError, match="the executor has compiled through it"):
+            made.call(torch.full((4, 3), -1e9))
+
+
 # Any program.
 
 
@@ -530,6 +544,8 @@ def test_any_program_is_eager_and_ends_in_tapes_alone(code: list[Any], seed: int
     assert not made.events.notes
 
 
+# Dynamo looks at .grad of what it is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_segments_are_compiled_too() -> None:
     model = Of(without_gradients)
     eager = copy.deepcopy(model)

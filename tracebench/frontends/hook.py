@@ -136,7 +136,9 @@ class _Caller:
     ) -> Any:
         """Replay tapes, one of whose checks may fail on the way."""
         restore = root.undo.save(given)
-        answers = root.answers(given) if self._on == "retrace" and root.undo.never else NO_ANSWERS
+        # Code that a compiler has made of Python notes nothing.
+        noting = self._on == "retrace" and root.undo.never and self.tapes.executor.name == "replay"
+        answers = root.answers(given) if noting else NO_ANSWERS
         try:
             with answers.on() if answers is not NO_ANSWERS else contextlib.nullcontext():
                 return root.replay(given)

@@ -30,7 +30,9 @@ class Region:
         # A tape runs with autocast off, whatever the caller's is.
         self._casting = casting if casting else None
         self.name = name
-        self.__name__ = self.__qualname__ = getattr(run, "__name__", "region")
+        called = getattr(run, "__name__", "region")
+        # Graphs write the names of what they call: a lambda has none.
+        self.__name__ = self.__qualname__ = called if called.isidentifier() else "region"
         self.__module__ = __name__
 
     @property
