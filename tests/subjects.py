@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,13 @@ def subject(model: nn.Module, *args: Any, **options: Any) -> Subject:
         seed=0,
         **options,
     )
+
+
+def line_of(file: str, marker: str) -> int:
+    """Return the number of the one line of ``file`` that ends in a comment of ``marker``."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    [found] = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
+    return found
 
 
 def itself(model: nn.Module, inputs: Inputs) -> Capture:

@@ -69,6 +69,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["+extra=1"], ["unknown key 'extra'", "batch_size"]),
         (["+frontend.extra=1"], ["unknown key 'frontend.extra'", "frontend.dynamic"]),
         (["frontend=hook", "frontend.on_guard_failure=eagre"], ["on_guard_failure", "Did you mean: eager"]),
+        (["frontend=hook", "frontend.retrace_limit=0"], ["frontend.retrace_limit=0", "at least 1"]),
         (["frontend.name=other"], ["unknown front end 'other'", "dynamo, eager, fx, hook, jit_trace"]),
         (["batch_size=many"], ["batch_size=many must be a number of samples, max or null"]),
         (["batch_size=2.5"], ["batch_size=2.5 must be a number"]),

@@ -11,7 +11,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +21,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves as pytree_leaves
 
+from tests import subjects
 from tracebench.executors import make_executor
 from tracebench.frontends import make_front_end
 from tracebench.frontends.base import Capture, Inputs
 from tracebench.frontends.hook import GuardError, UntapeableError
+from tracebench.observe import memory
 
 X = torch.arange(6.0).reshape(2, 3) / 6 + 0.1
 SETTINGS = {"gain": 1.0, "inner": {"shift": [0.0, 1.0]}}
@@ -39,9 +40,7 @@ def tape(model: nn.Module, *args: Any, on: str = "raise", **kwargs: Any) -> Capt
 
 
 def line_of(marker: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [found] = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
-    return found
+    return subjects.line_of(__file__, marker)
 
 
 class Of(nn.Module):
@@ -258,6 +257,28 @@ def test_eager_runs_the_model_on_a_call_the_tape_does_not_hold_for(name: str) ->
         shifted.__defaults__ = (0.0,)
 
 
+@pytest.mark.parametrize(
+    "name", ["dtype of a parameter", "requires_grad of a parameter", "attribute", "buffer replaced"]
+)
+def test_what_a_run_read_is_checked_without_torchs_own_guards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "TensorGuards", None)
+    test_what_a_run_read_is_checked(name)
+    model = Of(lambda m, x: m.linear(x))
+    made = tape(model, X)
+    model.linear.weight.data = torch.ones(3, 3)
+    assert torch.equal(made.call(X), model(X))
+    model.linear.weight.data = torch.ones(4, 3)
+    with pytest.raises(GuardError, match=r"shape of attribute linear.weight: \[3, 3\] on tape, \[4, 3\] now"):
+        made.call(X)
+
+
+def test_a_literal_that_the_run_changes_is_made_anew() -> None:
+    model = Of(lambda m, x: x + torch.tensor([1.0, 2.0, 3.0]).mul_(2))
+    made = tape(model, X)
+    for _ in range(2):
+        assert torch.equal(made.call(X), X + torch.tensor([2.0, 4.0, 6.0]))
+
+
 def test_a_value_put_in_anew_is_no_change() -> None:
     model = Of(lambda m, x: x * m.gains[0] * SETTINGS["gain"], gains=[2.5])
     made = tape(model, X)
@@ -396,8 +417,10 @@ def test_eager_applies_nothing_twice() -> None:
 
 def test_only_what_is_written_before_the_last_guard_is_kept_for_taking_back() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
-    [guarded] = [cell.cell_contents for cell in tape(model, X).call.__closure__ if hasattr(cell.cell_contents, "undo")]  # type: ignore[union-attr]
-    assert guarded.undo.state == guarded.undo.arguments == guarded.undo.random == ()
+    caller: Any = tape(model, X).call
+    [root] = caller.tapes.roots
+    assert root.undo.state == root.undo.arguments == root.undo.random == ()
+    assert len(root.undo_all.state) == 3
 
 
 # Refusals, each with its line.
@@ -560,6 +583,18 @@ def test_what_cannot_be_repeated_is_refused_with_its_line(function: Callable[...
     model = Of(function, calls=0, ticks=itertools.count(), last=None)
     with pytest.raises(UntapeableError, match=rf"{REFUSED[function]}.*test_hook\.py:{line_of(function.__name__)}\b"):
         tape(model, X)
+
+
+def chooses(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))  # chooses
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_operators_that_run_functions_are_refused_in_words() -> None:
+    with pytest.raises(
+        UntapeableError, match=rf"operator cond, .*test_hook\.py:{line_of('chooses')}; .*write it in Python"
+    ):
+        tape(Of(chooses), X)
 
 
 def test_changed_containers_of_arguments_are_refused() -> None:

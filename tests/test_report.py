@@ -20,7 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracebench.errors import RequestError
-from tracebench.record import CompileSeconds, GraphBreak, OpCount, OutsideOp, Record, TimedInputs, Watched, save
+from tracebench.record import (
+    CaptureInfo,
+    CompileSeconds,
+    GraphBreak,
+    OpCount,
+    OutsideOp,
+    Record,
+    TimedInputs,
+    Watched,
+    save,
+)
 from tracebench.report import (
     Report,
     build,
@@ -369,6 +379,19 @@ def test_breaks_are_ranked_by_what_they_cost() -> None:
     shown = webpage.page([record], "title")
     assert '<a href="https://site/gb1.html">gb1.html</a>' in shown
     assert "do not" in shown
+
+
+def test_the_tapes_of_a_case_that_stands_alone_are_shown() -> None:
+    tree = ("forward (12 ops)", "  x.sum() > 0 at net.py:14", "    True: 5 ops, return, 2 calls", " " * 60 + "deep <b>")
+    record = make.record("m", "hook", capture=CaptureInfo(1.0, 3, tree=tree))
+    shown = render_table([record], 60)
+    assert "checks:\n  forward (12 ops)\n    x.sum() > 0 at net.py:14\n      True: 5 ops, return, 2 calls\n" in shown
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "tapes, by" not in render_table([record, make.record("other")], 60)
+    assert "tapes, by" not in render_table([make.record("m", "hook")], 60)
+    page = webpage.page([record], "title")
+    assert "<pre>forward (12 ops)\n  x.sum() &gt; 0 at net.py:14\n" in page
+    assert "deep &lt;b&gt;" in page
 
 
 def test_links_of_a_record_that_are_no_web_addresses_are_text() -> None:

@@ -1,7 +1,8 @@
 """The artifact of a capture as a file, and whether another process gets the same outputs from it.
 
 That process is started in an empty folder and finds no module but those installed with torch, so the model's source is
-not there. Run as a program (``python artifact.py FOLDER``), this file is that process, and imports nothing of ours.
+not there. Run as a program, this file is that process. It imports nothing of ours but what replays tapes, where the
+artifact is one.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def try_artifact(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any], seed
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         # torch itself may be found by PYTHONPATH alone.
         installed = str(Path(torch.__file__).resolve().parents[1])
-        command = [sys.executable, "-P", __file__, folder, installed]
+        own = str(Path(__file__).resolve().parents[1])
+        command = [sys.executable, "-P", __file__, folder, installed, own]
         try:
             ended = subprocess.run(
                 command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -124,6 +126,11 @@ def _main(folder: Path) -> None:
     torch.set_num_threads(given["threads"])
     saved = str((folder / _SAVED).resolve())
     loaded: Any = torch.jit.load(saved) if saved.endswith(".ts") else torch.load(saved, weights_only=False)
+    if isinstance(loaded, dict):
+        sys.path.append(sys.argv[3])
+        from tracebench.frontends.tape.artifact import load
+
+        loaded = load(Path(saved))
     torch.manual_seed(given["seed"])
     with torch.set_grad_enabled(given["grad"]):
         returned = loaded(*given["args"], **given["kwargs"])

@@ -71,7 +71,7 @@ class DynamoConfig:
 
 
 ON_REFUSAL = ("refuse", "exclude")
-ON_GUARD_FAILURE = ("raise", "eager")
+ON_GUARD_FAILURE = ("raise", "eager", "retrace")
 _ON_REFUSAL = "refuse, or exclude: leave to Python the submodules that refuse, and capture the rest"
 
 
@@ -100,8 +100,11 @@ class HookConfig:
     name: str = _key("hook", "name of the front end")
     hook: str | None = _key(None, "your own: path/to/file.py:function or pkg.mod:function; null: the built-in tape")
     on_guard_failure: str = _key(
-        "raise", "raise, or eager: run the model itself on a call that the tape does not hold for"
+        "raise",
+        "raise; eager: run the model itself on a call that the tape does not hold for; or retrace: record it again, as "
+        "a branch of the same tape where it begins alike",
     )
+    retrace_limit: int = _key(16, "tapes at most under on_guard_failure=retrace, which is eager from then on")
 
 
 FRONT_END_SCHEMAS = {
@@ -302,6 +305,9 @@ def to_request(config: Any) -> Request:
         _one_of("frontend.on_refusal", plain["frontend"]["on_refusal"], ON_REFUSAL)
     if "on_guard_failure" in plain["frontend"]:
         _one_of("frontend.on_guard_failure", plain["frontend"]["on_guard_failure"], ON_GUARD_FAILURE)
+        if plain["frontend"]["retrace_limit"] < 1:
+            limit = plain["frontend"]["retrace_limit"]
+            raise RequestError(f"frontend.retrace_limit={limit} must be at least 1, the tape of the example.")
     own_file = model["name"] == "file"
     if own_file and model["path"] == "???":
         raise RequestError("model=file needs the file: add model.path=FILE.py.")

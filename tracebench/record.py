@@ -168,6 +168,8 @@ class CaptureInfo:
     excluded: tuple[Excluded, ...] = ()
     #: Nodes that compute something, per graph (in the front end's own unit).
     graph_nodes: tuple[int, ...] = ()
+    #: How a capture of several runs branches, as lines of text; null where it does not.
+    tree: tuple[str, ...] | None = None
     #: Warnings the front end gave while capturing.
     warnings: tuple[str, ...] = ()
     #: Folder, from that of the results on, in which the graphs are written; null where that was not asked.

@@ -45,6 +45,8 @@ class Events:
     #: What else is worth saying of the capture.
     notes: list[str] = field(default_factory=list)
     guards: int | None = None
+    #: How captures of several runs branch, as lines of text; None where there is but one.
+    tree: list[str] | None = None
     #: Whether whatever runs outside the graphs was left to Python on purpose.
     leaves: bool = False
     #: How many times the front end has compiled so far.

@@ -337,6 +337,12 @@ def remarks(record: Record) -> list[str]:
     return said
 
 
+def tree(record: Record) -> list[str]:
+    """Return how the tapes of a capture branch, a line for each check and each answer; indentation is kept."""
+    lines = (record.capture.tree if record.capture else None) or ()
+    return [" " * (len(line) - len(line.lstrip(" "))) + clean(line) for line in lines]
+
+
 def could_exclude(record: Record) -> bool:
     """Return whether the model was refused by a front end that could have left what refuses to Python."""
     return record.verdict == "refused" and record.case.get("frontend_options", {}).get("on_refusal") == "refuse"

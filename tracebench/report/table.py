@@ -97,6 +97,7 @@ def render_table(records: Sequence[Record], width: int = MAX_WIDTH, colour: bool
         controls_table(records, naming, width),
         outside_table(records, naming, width),
         _why(records, naming, width),
+        _tree(records, width),
         _list("notes", _notes(records, naming), width),
         _list(*_timing(records, naming), width),
         _list("unexpected", facts.surprises(records, naming), width),
@@ -238,6 +239,19 @@ def _why(records: Sequence[Record], naming: facts.Names, width: int) -> list[str
             else:
                 lines += wrap(said, width, "    - ", "      ")
     return ["why:", *lines] if lines else []
+
+
+def _tree(records: Sequence[Record], width: int) -> list[str]:
+    """Return how the tapes of a case that stands alone branch."""
+    lines = facts.tree(records[0]) if len(records) == 1 else ()
+    if not lines:
+        return []
+    found = ["tapes, by the answers of their checks:"]
+    for line in lines:
+        text = line.lstrip(" ").replace(f"{Path.cwd()}{os.sep}", "")
+        indent = " " * min(2 + len(line) - len(line.lstrip(" ")), width // 2)
+        found += wrap(text, width, indent, f"{indent}    ")
+    return found
 
 
 def _notes(records: Sequence[Record], naming: facts.Names) -> list[str]:

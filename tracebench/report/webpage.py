@@ -219,6 +219,7 @@ def _details(record: Record, naming: facts.Names) -> str:
         _part("Traceback", _pre(error.traceback)) if error else "",
         _part("Last output", _pre(error.log_tail)) if error else "",
         _part("Capture", _capture(record)),
+        _part("Tapes, by the answers of their checks", _pre("\n".join(facts.tree(record)))),
         _part("Baked in as constants", _constants(record)),
         _part("Fixed on capture", _specialised(record)),
         _part("Left to Python", _grid(("module", "class", "at", "why"), _excluded(record))),

@@ -35,7 +35,7 @@ from tracebench.executors import make_executor
 from tracebench.executors.replay import Replay
 from tracebench.failures import first_line, is_out_of_memory, own_error
 from tracebench.frontends import make_front_end
-from tracebench.frontends.base import UNSAVED, Capture, Executor, FrontEnd, Inputs
+from tracebench.frontends.base import UNSAVED, Capture, Events, Executor, FrontEnd, Inputs
 from tracebench.probes import LIFECYCLE, chosen
 from tracebench.record import CaptureInfo, ControlEffect, ErrorInfo, ThroughputInfo
 from tracebench.running import compiling
@@ -239,8 +239,13 @@ def _run_stages(asked: _Asked, journal: Journal, dump: Path | None) -> list[Call
                 made.events.refresh()
                 assert info is not None
                 specialised = tuple(made.events.specialised)
-                info = dataclasses.replace(info, recompiles=tuple(made.events.recompiles), specialised=specialised)
+                info = dataclasses.replace(
+                    info, recompiles=tuple(made.events.recompiles), specialised=specialised, tree=_tree(made.events)
+                )
                 journal.put(capture=info)
+                for note in made.events.notes:
+                    if note not in notes:
+                        journal.note(note)
             if "random" in subject.probes and _executor(case).own_random_numbers:
                 # The capture that was judged draws eager's numbers; the one that users run does not.
                 extra = judge_random_numbers(subject, captures())
@@ -520,10 +525,15 @@ def _capture(
         specialised=tuple(events.specialised),
         excluded=tuple(events.excluded),
         graph_nodes=tuple(events.graph_nodes),
+        tree=_tree(events),
         warnings=tuple(dict.fromkeys(_warning(w) for w in caught if not _about_torch(w))),
         dump=None if dump is None else f"{dump.parent.name}/{dump.name}",
     )
     return info, None, first_call, list(dict.fromkeys(events.notes))
+
+
+def _tree(events: Events) -> tuple[str, ...] | None:
+    return None if events.tree is None else tuple(events.tree)
 
 
 def _refusal(error: Exception, model: nn.Module, stage: str) -> ErrorInfo:

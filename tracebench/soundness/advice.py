@@ -29,7 +29,7 @@ _BRANCH = f"compute both sides and choose with torch.where; or {_DYNAMO}"
 _VALUE = f"stay in tensors (no item(), int(), bool() or tolist()); or {_DYNAMO}"
 _EFFECT = f"return the values and do this in the code that calls the model; or {_DYNAMO}"
 _AGAIN = "make one capture for each such case and choose among them in Python"
-_TAPE = "make one tape for each such input, or keep this out of what is taped"
+_TAPE = "record each such run (frontend.on_guard_failure=retrace), or keep this out of what is taped"
 _OP = "make it an operator with torch.library.custom_op (and register_fake for Dynamo), which every front end records"
 
 KINDS: dict[str, Kind] = {
@@ -255,7 +255,8 @@ _OTHER = Refusal(
 #: What a tape's guards on arguments say, as opposed to those on values.
 ARGUMENT_GUARD = re.compile(r"GuardError: (argument \d|the arguments have|the same tensor was|other arguments share)")
 TAPE_ADVICE = (
-    "make one tape for each kind of argument (shape, strides, dtype, structure); torch.compile captures again by itself"
+    "record a tape for each kind of argument (shape, strides, dtype, structure) by frontend.on_guard_failure=retrace; "
+    "torch.compile captures again by itself"
 )
 
 

@@ -1,79 +1,107 @@
-"""Guards within a tape: nodes that compare what a tensor became in Python with what it became on tape."""
+"""Checks within a tape: where a run went on from what a tensor became in Python, and what it was then."""
 
 from __future__ import annotations
 
+import marshal
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tracebench.frontends.tape.errors import GuardError
+from tracebench.record import Specialisation
+
+_TEXT = 60
 
 
-def same_value(value: Any, recorded: Any, location: str) -> None:
-    """Check a number that an op returned.
+@dataclass(frozen=True)
+class Kind:
+    """One way in which a run depends on values of tensors."""
 
-    Raises:
-        GuardError: it is another.
-    """
-    if value != recorded and not (value != value and recorded != recorded):
-        raise GuardError(f"a tensor's value became a Python number at {location}: {recorded} on tape, {value} now")
-
-
-def same_list(tensor: torch.Tensor, recorded: Any, location: str) -> None:
-    """Check all values of a tensor.
-
-    Raises:
-        GuardError: they are others.
-    """
-    now = torch._C.TensorBase.tolist(tensor)
-    if now != recorded and repr(now) != repr(recorded):
-        told = [text if len(text) < 60 else text[:57] + "..." for text in (repr(recorded), repr(now))]
-        raise GuardError(f"a tensor's values became Python numbers at {location}: {told[0]} on tape, {told[1]} now")
+    #: What happened, for messages.
+    says: str
+    #: What Python learnt, as a key: equal keys, equal runs.
+    key: Callable[[Any], Hashable]
+    text: Callable[[Any], str]
 
 
-def same_shapes(result: Any, recorded: list[tuple[int, ...]], location: str) -> None:
-    """Check the shapes of an op's results.
+def _number(value: Any) -> Hashable:
+    # NaN is one value here, and 0.0 is not -0.0.
+    return value if value == value and value != 0 else repr(value)
 
-    Raises:
-        GuardError: they are others.
-    """
-    shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    if shapes != [tuple(shape) for shape in recorded]:
-        raise GuardError(f"a size depends on values at {location}: {recorded} on tape, {shapes} now")
+
+def _values(tensor: torch.Tensor) -> Hashable:
+    # Bytes that are equal only for equal lists; version 2 knows nothing of shared objects.
+    return marshal.dumps(torch._C.TensorBase.tolist(tensor), 2)
+
+
+def _values_text(tensor: torch.Tensor) -> str:
+    text = repr(torch._C.TensorBase.tolist(tensor))
+    return text if len(text) < _TEXT else text[: _TEXT - 3] + "..."
+
+
+def _shapes(result: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+
+def _error_text(error: type[Exception] | None) -> str:
+    return "no error" if error is None else error.__name__
+
+
+KINDS = {
+    "value": Kind("a tensor's value became a Python number", _number, str),
+    "list": Kind("a tensor's values became Python numbers", _values, _values_text),
+    "shapes": Kind("a size depends on values", _shapes, lambda result: str(list(_shapes(result)))),
+    "error": Kind("an op that may fail", lambda error: error, _error_text),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One such place of a run."""
+
+    #: A key of ``KINDS``.
+    kind: str
+    subject: fx.Node
+    #: How many nodes come before it, and those from there on that are run to know what the subject is.
+    start: int
+    asked: tuple[fx.Node, ...]
+    #: What the subject was.
+    key: Hashable
+    text: str
+    #: Source of the expression, and where it stands.
+    expression: str
+    location: str
+    #: What a tape fixes here.
+    fact: Specialisation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        node: fx.Node,
+        subject: Any,
+        start: int,
+        asked: tuple[fx.Node, ...],
+        expression: str,
+        location: str,
+        fact: Specialisation | None,
+    ) -> Check:
+        """Return the check of what ``subject`` is now."""
+        how = KINDS[kind]
+        return cls(kind, node, start, asked, how.key(subject), how.text(subject), expression, location, fact)
+
+
+def attempt(op: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type[Exception] | None, Any]:
+    """Run an op that may fail, and return the type of its error, if it did, and its result, if it did not."""
+    try:
+        return None, op(*args, **kwargs)
+    except Exception as error:
+        return type(error), None
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor.data``."""
     return tensor.data
-
-
-class MustFail:
-    """An op that raised on tape, for the forward to catch: it must raise at each call."""
-
-    def __init__(self, op: Any, error: type[Exception], location: str) -> None:
-        self._op = op
-        self._error = error
-        self._location = location
-        self.__name__ = self.__qualname__ = "must_fail"
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run the op.
-
-        Raises:
-            GuardError: it raises nothing, or something else than on tape.
-        """
-        try:
-            self._op(*args, **kwargs)
-        except Exception as error:
-            if type(error) is self._error:
-                return
-            raise GuardError(f"{self._error.__name__} at {self._location} on tape, {error!r} now") from error
-        raise GuardError(f"{self._error.__name__} at {self._location} on tape, no error now")
-
-
-# Without outputs of their own, guards would be removed as dead code.
-for _check_function in (same_value, same_list, same_shapes):
-    fx.node.has_side_effect(_check_function)

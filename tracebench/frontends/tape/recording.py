@@ -9,7 +9,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -24,14 +24,18 @@ from tracebench.frontends.fixed import (
     TRAINING_FLAGS,
     argument_flag,
     became_python,
+    expression,
     fixed_size,
     python_kind,
     training_flag,
+    user_frame,
 )
 from tracebench.frontends.form import PLAIN, Form, NotPlainError
 from tracebench.frontends.tape.ambient import Casting
-from tracebench.frontends.tape.checks import MustFail, data_of, same_list, same_shapes, same_value
-from tracebench.frontends.tape.errors import GuardError, UntapeableError
+from tracebench.frontends.tape.answers import NO_ANSWERS, Answers, Region
+from tracebench.frontends.tape.checks import Check, data_of
+from tracebench.frontends.tape.errors import UntapeableError
+from tracebench.frontends.tape.straight import is_plain
 from tracebench.frontends.tape.undo import Undo
 from tracebench.observe.places import is_watched, place, spelled
 from tracebench.observe.run import Effect, Run
@@ -53,22 +57,60 @@ _READERS: tuple[tuple[Any, str], ...] = (
 )
 #: Arguments of batch norms, which write them without saying so.
 _RUNNING = ("running_mean", "running_var")
+#: Parts of the names of ops that are not defined for all values.
+_PARTIAL = (
+    "index", "gather", "scatter", "embedding", "take", "put", "linalg", "cholesky", "inverse", "solve", "lu_", "eig",
+    "svd", "qr", "multinomial", "bernoulli", "assert", "bincount", "nll_loss", "unpool", "histc", "repeat_interleave",
+)  # fmt: skip
 _BASE = torch._C.TensorBase
 #: Types of an op's arguments that are on tape as they are.
 _ATOMS = {type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
-class Tape(TorchDispatchMode):
-    """Writes each dispatched op, with the tensors it met by identity, onto a graph."""
+@dataclass(frozen=True)
+class Recording:
+    """A closed tape: one graph of all ops of a run, never run itself, and the checks that stand between its nodes."""
 
-    def __init__(self, model: nn.Module, run: Run) -> None:
+    nodes: tuple[fx.Node, ...]
+    #: Nodes and plain values that the run returned, flat.
+    outputs: tuple[Any, ...]
+    checks: tuple[Check, ...]
+    #: What ``get_attr`` nodes stand for.
+    attributes: dict[str, Any]
+    constants: dict[str, Constant]
+    #: What was fixed, beside what the checks hold, by the node that shows it.
+    fixed: tuple[tuple[int, Specialisation], ...]
+    undo: Undo
+    #: What takes back all that the tape does, whatever its last check.
+    undo_all: Undo
+    #: Whether an op may raise, depending on values.
+    may_fail: bool
+    #: Whether all tensors that it can meet are plain ones, and no Python runs within it.
+    plain: bool
+    index: dict[fx.Node, int] = field(repr=False)
+
+
+class Tape(TorchDispatchMode):
+    """Writes each dispatched op, with the tensors it met by identity, onto a graph.
+
+    With ``lenient`` the run goes on when it does what a tape cannot hold: ``refused`` says what that was. ``answers``
+    are what the first pieces of Python that are left to run as they are return, in place of running.
+    """
+
+    #: Only so that they can be refused in words.
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module, run: Run, *, lenient: bool = False, answers: Answers = NO_ANSWERS) -> None:
         super().__init__()
         # What modes import when they are first used, and what looks at the attributes of tensors as it is imported.
         importlib.import_module("torch._dynamo")
-        self.constants: list[Constant] = []
-        self.fixed: list[Specialisation] = []
-        self.guards = 0
-        self.undo = Undo()
+        self.refused: UntapeableError | None = None
+        self._may_fail = False
+        self._lenient = lenient
+        self._answers = answers
+        self._constants: list[Constant] = []
+        self._fixed: list[tuple[int, Specialisation]] = []
+        self._checks: list[Check] = []
         #: Names of the pieces that it calls as Python.
         self.regions: list[str] = []
         self._inside_region = False
@@ -91,6 +133,7 @@ class Tape(TorchDispatchMode):
 
     def placeholders(self, leaves: list[Any]) -> None:
         """Make one graph input for each leaf, tensor or not."""
+        self._plain = all(map(is_plain, leaves))
         for index, leaf in enumerate(leaves):
             node = self._graph.placeholder(f"input_{index}")
             if isinstance(leaf, torch.Tensor):
@@ -101,12 +144,15 @@ class Tape(TorchDispatchMode):
         """Whether the tape could return ``value``: a tensor that it holds, or what never changes."""
         return isinstance(value, PLAIN) or id(value) in self._nodes
 
-    def finish(self, outputs: list[Any]) -> fx.GraphModule:
-        """Close the tape: its graph returns ``outputs`` as a flat list.
+    def finish(self, outputs: list[Any]) -> Recording:
+        """Close the tape, which returns ``outputs`` as a flat list.
 
         Raises:
-            UntapeableError: an output is no tensor or plain value.
+            UntapeableError: an output is no tensor or plain value, or the run was refused before.
         """
+        if self.refused is not None:
+            raise self.refused
+        self._lenient = False
         for leaf in outputs:
             if not isinstance(leaf, (torch.Tensor, *PLAIN)):
                 raise UntapeableError(
@@ -114,20 +160,40 @@ class Tape(TorchDispatchMode):
                     "lists, dicts or named tuples"
                 )
         self._set_grad(self._grad_at_start)
-        self._graph.output([self._argument(leaf) for leaf in outputs])
-        numbers = {str(node.target) for node in self._graph.nodes if node.op == "get_attr" and _is_assigned(node)}
-        # Python's number, which an assignment makes a tensor.
-        self.constants = [item for item in self.constants if item.shape or item.name not in numbers]
-        attributes: dict[str, Any] = {
-            str(node.target): self._baked.get(str(node.target)) for node in self._graph.nodes if node.op == "get_attr"
+        returned = tuple(self._argument(leaf) for leaf in outputs)
+        nodes = tuple(self._graph.nodes)
+        attributes = {str(node.target): node for node in nodes if node.op == "get_attr"}
+        # Python's number, which an assignment makes a tensor, is no constant.
+        constants = {
+            item.name: item for item in self._constants if item.shape or not _is_assigned(attributes[item.name])
         }
-        for name in attributes:
-            if attributes[name] is None:
-                attributes[name] = _attribute(self._model, name)
-        self.undo = self._taken_back()
+        held = {name: self._baked.get(name) for name in attributes}
+        held = {name: _attribute(self._model, name) if value is None else value for name, value in held.items()}
         self._nodes.clear()
         self._alive.clear()
-        return fx.GraphModule(attributes, self._graph, class_name="Tape")
+        return Recording(
+            nodes,
+            returned,
+            tuple(self._checks),
+            held,
+            constants,
+            tuple(self._fixed),
+            self._taken_back(),
+            self._taken_back(whole=True),
+            self._may_fail,
+            self._plain and not self.regions and all(map(is_plain, held.values())),
+            {node: index for index, node in enumerate(nodes)},
+        )
+
+    def refuse(self, error: Exception) -> None:
+        """Say that the run does what a tape cannot hold.
+
+        Raises:
+            Exception: ``error``, unless the run is to go on.
+        """
+        if not self._lenient:
+            raise error
+        self.refused = self.refused or UntapeableError(str(error))
 
     def __enter__(self) -> Any:
         self._grad = self._grad_at_start = torch.is_grad_enabled()
@@ -137,6 +203,12 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         watchers = self._run.look_away()
         try:
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                where = spelled(place(sys._getframe(1)))
+                said = f"the forward calls torch's operator {func.name()}, which runs functions, at {where}"
+                self.refuse(UntapeableError(f"{said}; a tape holds ops: write it in Python (an if, a loop)"))
+            if self.refused is not None:
+                return func(*args, **kwargs)
             return self._record(func, args, kwargs, sys._getframe(1))
         finally:
             self._run.look_again(watchers)
@@ -154,10 +226,9 @@ class Tape(TorchDispatchMode):
             result = func(*args, **kwargs)
         except Exception as error:
             # The forward may catch it; another call must fail here, too.
-            must_fail = MustFail(func, type(error), spelled(place(frame)))
-            self._graph.call_function(must_fail, taped_args, taped_kwargs)
-            self._history.append(("guard", None))
-            self.guards += 1
+            node = self._graph.call_function(func, taped_args, taped_kwargs)
+            self._changes(about, args, kwargs, versions)
+            self._guard("error", node, type(error), frame, (node,))
             raise
         # A literal: replaying the lift itself would hand out one tensor again and again.
         node = self._graph.create_node("call_function", _CLONE if literal else func, name=about.name)
@@ -167,6 +238,7 @@ class Tape(TorchDispatchMode):
             node.kwargs = taped_kwargs
         if about.written or about.random or versions:
             self._changes(about, args, kwargs, versions)
+        self._may_fail = self._may_fail or about.may_fail
         if isinstance(result, torch.Tensor):
             self._note(result, node)
             self._compute(result)
@@ -174,17 +246,17 @@ class Tape(TorchDispatchMode):
             for index, item in enumerate(result):
                 self._note_item(item, node, (index,))
         elif isinstance(result, (bool, int, float, complex)):
-            self._guard(same_value, node, result, frame)
-            self.fixed.append(became_python(frame, python_kind(result), repr(result)))
+            fact = became_python(frame, python_kind(result), repr(result))
+            self._guard("value", node, result, frame, (node,), fact)
         if about.dynamic:
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self._guard(same_shapes, node, shapes, frame)
             sizes = ", ".join(str(list(shape)) for shape in shapes)
-            self.fixed.append(fixed_size(frame, "a size that depends on values", sizes))
+            fact = fixed_size(frame, "a size that depends on values", sizes)
+            self._guard("shapes", node, result, frame, _from(node), fact)
         if func in _SIZES_OF:
             self._values(result[1], frame)
         if about.flagged and (flag := argument_flag(about.names, args, kwargs)) is not None:
-            self.fixed.append(training_flag(str(func), flag, caller_location(frame)))
+            self._fix(training_flag(str(func), flag, caller_location(frame)))
         return result
 
     def call_of(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -198,19 +270,30 @@ class Tape(TorchDispatchMode):
                 return run(*args, **kwargs)
             self.regions.append(name)
             with self._run.pause():
-                return self._region(run, args, kwargs)
+                return self._region(run, name, args, kwargs)
 
         return call
 
-    def _region(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._set_grad(torch.is_grad_enabled())
-        form, tensors = Form.split((args, kwargs), "an argument")
-        taped = [self._argument(tensor) for tensor in tensors]
+    def _region(self, run: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            form, tensors = Form.split((args, kwargs), "an argument")
+        except NotPlainError as error:
+            self.refuse(error)
+            form, tensors = None, []
+        taped = [self._argument(tensor) for tensor in tensors] if self.refused is None else []
         casting = Casting.now()
+        answer = self._answers.next(name, form, tensors)
         with self._paused():
-            results = run(*args, **kwargs)
-        outputs, made = Form.split(results, "a result")
-        node = self._graph.call_function(_Region(run, form, outputs, casting), (taped,))
+            results = run(*args, **kwargs) if answer is None else answer.again(tensors)
+        if self.refused is not None or form is None:
+            return results
+        try:
+            outputs, made = Form.split(results, "a result")
+        except NotPlainError as error:
+            self.refuse(error)
+            return results
+        self._set_grad(torch.is_grad_enabled())
+        node = self._graph.call_function(Region(run, name, form, outputs, casting), (taped,))
         self._history.append(("region", None))
         for index, tensor in enumerate(made):
             # What a region returns as it came in is what it was on the tape.
@@ -239,7 +322,7 @@ class Tape(TorchDispatchMode):
 
         def data(tensor: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = base.data.__get__(tensor)  # type: ignore[attr-defined]
-            if not run.paused:
+            if not run.paused and self.refused is None:
                 with run.pause():
                     self._note(found, self._graph.call_function(data_of, (self._argument(tensor),)))
             return found
@@ -259,7 +342,7 @@ class Tape(TorchDispatchMode):
 
         def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
             base.requires_grad_(tensor, requires_grad)
-            if not run.paused:
+            if not run.paused and self.refused is None:
                 with run.pause():
                     self._graph.call_method("requires_grad_", (self._argument(tensor), requires_grad))
             return tensor
@@ -357,9 +440,9 @@ class Tape(TorchDispatchMode):
             devices |= {leaf for leaf in pytree.tree_leaves(kwargs) if isinstance(leaf, torch.device)}
             self._history += [("random", device) for device in devices or {torch.device("cpu")}]
 
-    def _taken_back(self) -> Undo:
+    def _taken_back(self, *, whole: bool = False) -> Undo:
         last = max((index for index, (kind, _) in enumerate(self._history) if kind == "guard"), default=-1)
-        before = self._history[: last + 1]
+        before = self._history if whole else self._history[: last + 1]
         written = [where for kind, memory in before if kind == "write" for where in self._outside.get(memory, [])]
         state = {id(where): where for where in written if isinstance(where, torch.Tensor)}
         return Undo(
@@ -371,23 +454,43 @@ class Tape(TorchDispatchMode):
 
     def _values(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """Guard all values of a tensor, which Python or C++ read."""
-        values = _BASE.tolist(tensor)
-        self._guard(same_list, self._argument(tensor), values, frame)
-        self.fixed.append(became_python(frame, "Python list", repr(values)[:80]))
+        if self.refused is None:
+            values = _BASE.tolist(tensor)
+            fact = became_python(frame, "Python list", repr(values)[:80])
+            self._guard("list", self._argument(tensor), tensor, frame, (), fact)
 
-    def _guard(self, check: Callable[[Any, Any, str], None], node: fx.Node, expected: Any, frame: FrameType) -> None:
+    def _guard(
+        self,
+        kind: str,
+        node: fx.Node,
+        subject: Any,
+        frame: FrameType,
+        asked: tuple[fx.Node, ...],
+        fact: Specialisation | None = None,
+    ) -> None:
+        """Note that the run goes on from what ``subject``, the value of ``node``, is; ``asked`` are run to know it."""
+        if self.refused is not None:
+            return
+        user = user_frame(frame)
+        said = (expression(user) if user is not None else "") or str(node.target)
         location = caller_location(frame) or "a line of torch's own"
-        self._graph.call_function(check, (node, expected, location))
+        start = len(self._graph.nodes) - len(asked)
+        self._checks.append(Check.of(kind, node, subject, start, asked, said, location, fact))
         self._history.append(("guard", None))
-        self.guards += 1
+
+    def _fix(self, fact: Specialisation) -> None:
+        self._fixed.append((len(self._graph.nodes) - 1, fact))
 
     def _within_cached(self, frame: FrameType | None) -> None:
         """Refuse ops whose results a cache keeps: eager does not run them again."""
         innermost = place(frame)
         while frame is not None:
             if id(frame.f_code) in self._run.memory.cached:
-                raise UntapeableError(
-                    f"functools' cache keeps tensors, computed at {spelled(innermost)}; a tape would compute them anew"
+                self.refuse(
+                    UntapeableError(
+                        f"functools' cache keeps tensors, computed at {spelled(innermost)}; a tape would compute them "
+                        "anew"
+                    )
                 )
             frame = frame.f_back
 
@@ -417,43 +520,22 @@ class Tape(TorchDispatchMode):
             else:
                 known = literal or id(value) in self._run.memory.tensors
                 if not known and _memory(value) in self._memory:
-                    raise UntapeableError(
-                        "a tensor was made of another's memory past torch's ops, at or before "
-                        + spelled(place(sys._getframe(1)))
+                    self.refuse(
+                        UntapeableError(
+                            "a tensor was made of another's memory past torch's ops, at or before "
+                            + spelled(place(sys._getframe(1)))
+                        )
                     )
                 name = f"_constant_{len(self._baked)}"
-                self._baked[name] = value
-                self.constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
+                # What the run does to a literal later is done again at each call.
+                self._baked[name] = value.clone() if literal else value
+                self._constants.append(describe_constant(name, value, caller_location(sys._getframe(1))))
             # As by get_attr, which would look for the module that the graph is not yet of.
             node = self._graph.create_node("get_attr", name, name=name.replace(".", "_").lower())
             self._note(value, node)
-            self._own(value, value)
+            if not literal:
+                self._own(value, value)
         return self._nodes[id(value)]
-
-
-class _Region:
-    """Runs Python on a list of tensors: one node of a tape. Whatever else the recorded call took is kept with it."""
-
-    def __init__(self, run: Callable[..., Any], inputs: Form, outputs: Form, casting: Casting) -> None:
-        self._run = run
-        self._inputs = inputs
-        self._outputs = outputs
-        # A tape runs with autocast off, whatever the caller's is.
-        self._casting = casting if casting else None
-        self.__name__ = self.__qualname__ = getattr(run, "__name__", "region")
-        self.__module__ = __name__
-
-    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs = self._inputs.join(tensors)
-        if self._casting:
-            with self._casting.on():
-                found = self._run(*args, **kwargs)
-        else:
-            found = self._run(*args, **kwargs)
-        outputs, results = Form.split(found, "a result")
-        if outputs != self._outputs:
-            raise GuardError("a region left to Python returns another structure than when the tape was recorded")
-        return results
 
 
 @contextlib.contextmanager
@@ -488,6 +570,8 @@ class _Op:
     dynamic: bool
     #: Whether an argument may say that it runs as in training.
     flagged: bool
+    #: Whether it may raise for some values of its tensors: indices out of range, singular matrices.
+    may_fail: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -500,14 +584,16 @@ def _about(func: Any) -> _Op:
         if (one.alias_info is not None and one.alias_info.is_write) or one.name in _RUNNING
     )
     target = _CLONE if func is _LIFT else func
+    tells = func.namespace in ("aten", "prims", "prim")
     return _Op(
         name=target.__name__.replace(".", "_"),
         names=names,
         written=written,
-        tells=func.namespace in ("aten", "prims", "prim"),
+        tells=tells,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         dynamic=torch.Tag.dynamic_output_shape in func.tags,
         flagged=not set(TRAINING_FLAGS).isdisjoint(names),
+        may_fail=not tells or any(part in str(func) for part in _PARTIAL),
     )
 
 
@@ -533,6 +619,15 @@ def _is_assigned(node: fx.Node) -> bool:
     # The lift of a literal stands on the tape as a clone.
     users = [user for lift in node.users for user in lift.users]
     return bool(users) and all(lift.target is _CLONE for lift in node.users) and all(u.target in _ASSIGN for u in users)
+
+
+def _from(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return a node and those after it."""
+    found = []
+    while node.op != "root":
+        found.append(node)
+        node = node.next
+    return tuple(found)
 
 
 def _attribute(model: nn.Module, name: str) -> torch.Tensor:

@@ -79,14 +79,14 @@ class _Names:
         return found
 
 
-def straight(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """Return what runs the code of ``graph`` on flat arguments like ``inputs``.
+def straight(graph: fx.GraphModule, *, plain: bool) -> Callable[..., Any]:
+    """Return what runs the code of ``graph``; ``plain`` tells whether all tensors that it is given are plain ones.
 
     Tensors that it holds are those of now. Modes and classes of tensors that look at functions see what they would have
     seen: where there are any, ops are called by ``torch.ops``.
     """
     held = _Names(None)
-    plain = torch._C._len_torch_function_stack() == 0
+    plain = plain and torch._C._len_torch_function_stack() == 0
     ops: dict[Any, bool] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -96,11 +96,11 @@ def straight(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
                 module = getattr(module, part)
                 place = vars(place).setdefault(part, _Names(None))
             vars(place)[name] = found = getattr(module, name)
-            plain = plain and _is_plain(found)
+            plain = plain and is_plain(found)
         elif node.op == "call_function" and node.target in BINDINGS:
             ops[node.target] = ops.get(node.target, True) and _gives_tensors(node)
     aten: dict[str, _Names] = {}
-    if plain and all(map(_is_plain, inputs)):
+    if plain:
         for op in [op for op, fits in ops.items() if fits]:
             name, overload = op._schema.name.partition("::")[2], op._overloadname
             vars(aten.setdefault(name, _Names(getattr(_ATEN, name))))[overload] = BINDINGS[op]
@@ -111,7 +111,8 @@ def straight(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     return functools.partial(code, held)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Return whether a value is no tensor of a class of its own."""
     return not isinstance(value, torch.Tensor) or type(value) in _PLAIN
 
 
