@@ -50,7 +50,12 @@ def saved(front_end: str, path: Path, model: nn.Module | None = None, **options:
 
 @pytest.mark.parametrize(
     ("front_end", "options", "suffix"),
-    [("jit_trace", {}, ".ts"), ("fx", {}, ".pt"), ("hook", {"hook": f"{__name__}:symbolic"}, ".pt")],
+    [
+        ("jit_trace", {}, ".ts"),
+        ("fx", {}, ".pt"),
+        ("hook", {}, ".pt"),
+        ("hook", {"hook": f"{__name__}:symbolic"}, ".pt"),
+    ],
 )
 def test_an_artifact_gives_the_same_in_another_process(
     front_end: str, options: dict[str, Any], suffix: str, tmp_path: Path

@@ -127,7 +127,7 @@ def _main(folder: Path) -> None:
     saved = str((folder / _SAVED).resolve())
     loaded: Any = torch.jit.load(saved) if saved.endswith(".ts") else torch.load(saved, weights_only=False)
     if isinstance(loaded, dict):
-        sys.path.append(sys.argv[3])
+        sys.path.insert(0, sys.argv[3])
         from tracebench.frontends.tape.artifact import load
 
         loaded = load(Path(saved))
