@@ -480,8 +480,8 @@ def keeps_tensor(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def keeps_list(model: Any, x: torch.Tensor) -> torch.Tensor:
-    model.last = [x * 2]  # keeps_list
+def keeps_set(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.last = {x * 2}  # keeps_set
     return x
 
 
@@ -561,7 +561,7 @@ REFUSED: dict[Any, str] = {
     sets_global: "changes global CALLS",
     sets_class: r"changes (global Tally|class attribute Tally\.total)",
     keeps_tensor: "changes attribute last",
-    keeps_list: "changes attribute last",
+    keeps_set: "changes attribute last",
     numpy_of: "memory out of torch",
     pointer: "memory out of torch",
     storage_of: "memory out of torch",
@@ -733,6 +733,54 @@ def test_what_is_assigned_unread_is_assigned_anew() -> None:
     assert model.rows == 2
     assert torch.equal(model.last, model.linear(X + 1))
     assert torch.equal(model.last * 2, found)
+
+
+def test_containers_that_are_assigned_unread_are_made_anew() -> None:
+    def function(model: Any, x: torch.Tensor) -> torch.Tensor:
+        model.pyramid = [model.linear(x)]
+        for _ in range(2):
+            model.pyramid.append(model.pyramid[-1] * 2)
+        model.sizes = {"rows": x.shape[0], "sums": (model.pyramid[0].sum(), None)}
+        return sum(model.pyramid)
+
+    model = Of(function, pyramid=[], sizes=None)
+    made = tape(model, X)
+    model.pyramid, model.sizes = [], None
+    found = made.call(X + 1)
+    kept, sizes = model.pyramid, model.sizes
+    assert torch.equal(found, model(X + 1))
+    assert kept is not model.pyramid
+    assert all(map(torch.equal, kept, model.pyramid))
+    assert len(kept) == 3
+    assert (sizes["rows"], sizes["sums"][1]) == (2, None)
+    assert torch.equal(sizes["sums"][0], model.sizes["sums"][0])
+
+
+def test_an_argument_that_is_kept_is_kept_at_each_call() -> None:
+    def function(model: Any, x: torch.Tensor) -> torch.Tensor:
+        if model.table is None:
+            model.table = torch.ones(3)  # so that the run is recorded twice
+        model.last = x
+        return x + model.table
+
+    model = Of(function, table=None, last=None)
+    made = tape(model, X)
+    other = X + 1
+    made.call(other)
+    assert model.last is other
+
+
+@pytest.mark.parametrize("where", ["result", "argument", "twice"])
+def test_a_container_that_others_hold_is_refused(where: str) -> None:
+    def function(model: Any, x: torch.Tensor, given: list[Any]) -> Any:
+        made = [x + 1]
+        model.kept = given if where == "argument" else made
+        if where == "twice":
+            model.last = made
+        return made if where == "result" else x * 2
+
+    with pytest.raises(UntapeableError, match=r"changes attribute (kept|last)"):
+        tape(Of(function, kept=None, last=None), X, [X])
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -64,6 +64,8 @@ class Change:
     met: tuple[str, int] | None
     #: The names under which the code may reach it.
     keys: tuple[str, ...] = ()
+    #: What the attribute or global is called that it is part of.
+    root: str = ""
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class Memory:
                 before, after = inner[0][1:] if inner else (root.value, now)
                 keys = [str(key) for key, _, _ in reversed(inner) if key is not None]
                 name = root.name + "".join(f"[{key!r}]" for key, _, _ in reversed(inner) if key is not None)
-                yield Change(name, _told(before, self), _told(after), root.met, (root.key, *keys))
+                yield Change(name, _told(before, self), _told(after), root.met, (root.key, *keys), root.name)
         for key, tensor in self.tensors.items():
             if (now_facts := facts(tensor)) != self.facts[key]:
                 for name, before, now in zip(_FACTS, self.facts[key], now_facts, strict=True):

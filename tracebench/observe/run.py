@@ -147,13 +147,23 @@ class Run:
                 self.effects.append(Effect(f"draws {name} random numbers", where))
         for change in list(self.memory.changes()):
             effect = Effect(f"changes {change.name}", self._where(change), lasting=True)
-            assigned = next((key for key in self._assigned if change.name == self._root_name(key)), None)
+            assigned = next((key for key in self._assigned if change.root == self._root_name(key)), None)
             module = None if assigned is None else self._assigned[assigned]
             if assigned is None or module is None:
                 self.effects.append(effect)
             else:
                 self.writes.append(Write(module, assigned[1], effect))
                 del self.memory.roots[assigned]
+
+    def write_again(self, wanted: Callable[[Any], bool]) -> None:
+        """Count as written what was assigned as it had been before, too, where ``wanted`` says so of the value."""
+        for key, module in self._assigned.items():
+            root = self.memory.roots.get(key)
+            if module is not None and root is not None:
+                write = Write(module, key[1], Effect(f"changes {root.name}", self._writes.get(key)))
+                if wanted(write.value):
+                    self.writes.append(write)
+                    del self.memory.roots[key]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

@@ -100,7 +100,7 @@ def save(tapes: Tapes, path: Path) -> None:
     writer = _Writer()
     roots = [writer.root(root) for root in tapes.roots if isinstance(root.top, Segment)]
     checked = sum(root.dog.size for root in tapes.roots)
-    assigned = {write.name for root in tapes.roots for end in _returns(root) for write in end.writes}
+    assigned = {write.name for root in tapes.roots for end in _returns(root) for write, _ in end.writes}
     notes = [f"not checked: {checked} values of Python objects that the model had read when it was recorded"]
     if assigned:
         notes.append(f"not assigned: attributes {', '.join(sorted(assigned))}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -64,8 +65,15 @@ class Recorder:
         tape.placeholders(leaves)
         with run.on(), self._regions(tape, run), tape.beside(), tape:
             result = self.model(*args, **kwargs)
+        given = {
+            *map(id, _containers((args, kwargs))),
+            *(id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        }
+        # An earlier run on the same arguments may have assigned them already.
+        run.write_again(lambda value: not given.isdisjoint(map(id, (*_containers(value), *pytree.tree_leaves(value)))))
         # What a tape can return can be assigned anew after each of its runs.
-        run.effects += [write.effect for write in run.writes if not tape.can_return(write.value)]
+        others = {*run.memory.nodes, *given, *map(id, _containers(result))}
+        run.effects += [write.effect for write in run.writes if not _is_own(write.value, tape, others)]
         found = tuple(tape.regions)
         try:
             _refuse(run)
@@ -75,11 +83,13 @@ class Recorder:
             if (after := ambient.settings()) != settings:
                 raise UntapeableError(f"the forward leaves a setting changed: {ambient.difference(settings, after)}")
             outputs, output_spec = pytree.tree_flatten(result)
-            recording = tape.finish([*outputs, *(write.value for write in run.writes)])
+            written = [pytree.tree_flatten(write.value) for write in run.writes]
+            recording = tape.finish([*outputs, *(leaf for flat, _ in written for leaf in flat)])
         except UntapeableError as error:
             passing = bool(run.effects) and all(effect.lasting for effect in run.effects)
             return Taken(result, run.memory, found, refused=error, passing=passing and tape.refused is None)
-        end = Return(recording.outputs, len(outputs), output_spec, tuple(run.writes))
+        writes = tuple(zip(run.writes, (spec for _, spec in written), strict=True))
+        end = Return(recording.outputs, len(outputs), output_spec, writes)
         return Taken(result, run.memory, found, (recording, end))
 
     @contextlib.contextmanager
@@ -100,6 +110,30 @@ class Recorder:
                     stands_for[id(call)] = function
                     during.enter_context(rebound(order.target, call))
             yield
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Yield the containers in ``value`` that can change, itself included."""
+    if isinstance(value, (list, dict)):
+        yield value
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
+
+
+def _is_own(value: Any, tape: Tape, others: set[int]) -> bool:
+    """Whether a tape could make ``value`` anew: tensors that it holds and plain values, also in containers.
+
+    The containers must be nobody else's: ``others`` are those that are, by id, and get these added.
+    """
+    if type(value) in (list, dict):
+        if id(value) in others:
+            return False
+        others.add(id(value))
+    elif not isinstance(value, tuple):
+        return tape.can_return(value)
+    items = value.values() if isinstance(value, dict) else value
+    return all(_is_own(item, tape, others) for item in items)
 
 
 def _refuse(run: Run) -> None:

@@ -6,6 +6,7 @@ their values alike up to there, so that recordings can share segments.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,18 +28,19 @@ _NO_WORK = (operator.getitem, torch._C._set_grad_enabled)
 
 @dataclass(eq=False)
 class Return:
-    """The end of a run: what it returned, and which attributes it assigned. ``calls`` came to it."""
+    """The end of a run: what it returned, and which attributes it assigned, of which form. ``calls`` came to it."""
 
     outputs: tuple[Any, ...]
     returned: int
     spec: pytree.TreeSpec
-    writes: tuple[Write, ...] = ()
+    writes: tuple[tuple[Write, pytree.TreeSpec], ...] = ()
     calls: int = 0
 
     def result(self, values: Sequence[Any]) -> Any:
         """Return what the model would of ``values``, which the last segment returned; assign what it would."""
-        for write, value in zip(self.writes, values[self.returned :], strict=True):
-            write.again(value)
+        rest = iter(values[self.returned :])
+        for write, spec in self.writes:
+            write.again(pytree.tree_unflatten(itertools.islice(rest, spec.num_leaves), spec))
         return pytree.tree_unflatten(list(values[: self.returned]), self.spec)
 
 
