@@ -65,14 +65,11 @@ class Recorder:
         tape.placeholders(leaves)
         with run.on(), self._regions(tape, run), tape.beside(), tape:
             result = self.model(*args, **kwargs)
-        given = {
-            *map(id, _containers((args, kwargs))),
-            *(id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
-        }
+        given = set(_changeable((args, kwargs)))
         # An earlier run on the same arguments may have assigned them already.
-        run.write_again(lambda value: not given.isdisjoint(map(id, (*_containers(value), *pytree.tree_leaves(value)))))
+        run.write_again(lambda value: not given.isdisjoint(_changeable(value)))
         # What a tape can return can be assigned anew after each of its runs.
-        others = {*run.memory.nodes, *given, *map(id, _containers(result))}
+        others = {*run.memory.nodes, *given, *_changeable(result)}
         run.effects += [write.effect for write in run.writes if not _is_own(write.value, tape, others)]
         found = tuple(tape.regions)
         try:
@@ -112,13 +109,13 @@ class Recorder:
             yield
 
 
-def _containers(value: Any) -> Iterator[Any]:
-    """Yield the containers in ``value`` that can change, itself included."""
-    if isinstance(value, (list, dict)):
-        yield value
+def _changeable(value: Any) -> Iterator[int]:
+    """Yield the ids of all in ``value`` that can change: tensors, lists and dicts, itself included."""
+    if isinstance(value, (torch.Tensor, list, dict)):
+        yield id(value)
     if isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _containers(item)
+            yield from _changeable(item)
 
 
 def _is_own(value: Any, tape: Tape, others: set[int]) -> bool:
