@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,8 +12,10 @@ from omegaconf import OmegaConf
 from tracebench import config
 from tracebench.case import Case, ModelSpec
 from tracebench.helptext import help_page
+from tracebench.running.journal import Journal
 from tracebench.running.launch import make_launcher
 from tracebench.running.limits import Limits
+from tracebench.running.stages import run_case
 from tracebench.running.sweep import Request, run_sweep
 from tracebench.status import OUTCOMES, as_expected, outcome
 
@@ -75,3 +78,17 @@ def test_every_verdict_is_the_expected_one(tmp_path: Path) -> None:
         if not as_expected(record.status, record.verdict, record.expected)
     ]
     assert surprises == []
+
+
+def test_what_a_file_expects_is_of_the_front_end_without_options() -> None:
+    [path] = [path for path in FILES if path.stem == "branch_on_value"]
+
+    def expected(**options: object) -> object:
+        entries: list[dict[str, Any]] = []
+        case = Case(ModelSpec(path.stem, str(path)), "hook", dict(options), stages=())
+        run_case(case, Journal(entries.append))
+        return [entry["set"]["expected"] for entry in entries if "expected" in entry.get("set", {})][0]
+
+    assert expected() is not None
+    assert expected(on_guard_failure="raise") == expected()
+    assert expected(on_guard_failure="retrace") is None

@@ -338,6 +338,20 @@ def test_what_differs_is_said_in_the_rows() -> None:
     assert "executor" not in table.splitlines()[0]
 
 
+def test_only_options_that_differ_are_named() -> None:
+    def of(**options: Any) -> Record:
+        return make.record("m", "hook", frontend_options=options)
+
+    records = [of(on="raise", limit=16), of(on="retrace", limit=16), of(on="retrace", limit=16, more=None)]
+    naming = facts.names(records)
+    assert [naming.column(one) for one in records] == [
+        "hook(on=raise)",
+        "hook(on=retrace)",
+        "hook(on=retrace more=None)",
+    ]
+    assert facts.names(records[:1]).column(records[0]) == "hook"
+
+
 def test_a_case_that_failed_before_its_device_was_known_does_not_split_the_table() -> None:
     early = make.record("b", ending="crashed", device="auto", dtype="auto", mode="auto", environment={})
     table = render_table([make.record("a"), early])

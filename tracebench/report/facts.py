@@ -51,9 +51,9 @@ class Names:
     """How records are told apart: only by what differs between them."""
 
     axes: tuple[str, ...]
-    #: Models that appear with several sets of options, and front ends that do.
-    models: frozenset[str]
-    frontends: frozenset[str]
+    #: Models that appear with several sets of options, and front ends that do, each with the options that differ.
+    models: Mapping[str, frozenset[str]]
+    frontends: Mapping[str, frozenset[str]]
     #: Models that appear with several batch sizes: only theirs was chosen, others have that of their file.
     batches: frozenset[str]
     #: Hooks of users' own, each with the shortest name that tells it from the others.
@@ -63,8 +63,7 @@ class Names:
         """Return the model and what varies besides the front end."""
         case = record.case
         model = clean(case.get("model") or "(unnamed model)")
-        if model in self.models:
-            model += _options(case.get("options"))
+        model += _options(case.get("options"), self.models.get(model))
         told = [model]
         for axis in self.axes:
             own = axis == "batch_size" and clean(case.get("model") or "") not in self.batches
@@ -78,7 +77,7 @@ class Names:
         name = clean(record.case.get("frontend") or "(no front end)")
         if (hook := own_hook(record)) is not None:
             return f"{name}({self.hooks.get(hook, hook)})"
-        return name + _options(record.case.get("frontend_options")) if name in self.frontends else name
+        return name + _options(record.case.get("frontend_options"), self.frontends.get(name))
 
     def full(self, record: Record) -> str:
         """Return the name of the case: ``jit_trace on resnet50``."""
@@ -91,9 +90,9 @@ def names(records: Sequence[Record]) -> Names:
     sized = [record for record in records if record.case.get("batch_size") is not None]
     return Names(
         axes,
-        _several(records, "model", "options"),
-        _several([record for record in records if own_hook(record) is None], "frontend", "frontend_options"),
-        _several(sized, "model", "batch_size"),
+        _differing(records, "model", "options"),
+        _differing([record for record in records if own_hook(record) is None], "frontend", "frontend_options"),
+        frozenset(_values(sized, "model", "batch_size", 2)),
         _short_hooks(records),
     )
 
@@ -125,22 +124,39 @@ def _told(records: Sequence[Record], axis: str) -> dict[str, Any]:
 def executor(case: Mapping[str, Any]) -> str:
     """Return the executor of a case with what it was told: ``inductor(mode=max-autotune)``."""
     settings = case.get("executor_settings")
-    return clean(case.get("executor") or "(no executor)") + (_options(settings) if settings else "")
+    return clean(case.get("executor") or "(no executor)") + (f"({mapping(settings)})" if settings else "")
 
 
 def _of(case: Mapping[str, Any], axis: str) -> Any:
     return executor(case) if axis == "executor" and case.get("executor") else case.get(axis)
 
 
-def _several(records: Sequence[Record], name: str, options: str) -> frozenset[str]:
-    seen: dict[str, set[str]] = {}
+def _values(records: Sequence[Record], name: str, part: str, least: int) -> dict[str, list[Any]]:
+    """Return the distinct values of a part of the case by ``name``, where there are ``least`` or more."""
+    seen: dict[str, dict[str, Any]] = {}
     for record in records:
-        seen.setdefault(clean(record.case.get(name) or ""), set()).add(fixed_text(record.case.get(options)))
-    return frozenset(key for key, values in seen.items() if len(values) > 1)
+        value = record.case.get(part)
+        seen.setdefault(clean(record.case.get(name) or ""), {}).setdefault(fixed_text(value), value)
+    return {key: list(values.values()) for key, values in seen.items() if len(values) >= least}
 
 
-def _options(options: Any) -> str:
-    return f"({mapping(options)})" if options else "()"
+def _differing(records: Sequence[Record], name: str, part: str) -> dict[str, frozenset[str]]:
+    """Return by ``name`` which options are not the same in all records, where any is not."""
+    found = {}
+    for key, values in _values(records, name, part, 2).items():
+        given = [value if isinstance(value, dict) else {} for value in values]
+        names = {option for one in given for option in one}
+        found[key] = frozenset(
+            option for option in names if len({fixed_text([one.get(option), option in one]) for one in given}) > 1
+        )
+    return found
+
+
+def _options(options: Any, shown: frozenset[str] | None) -> str:
+    """Return the options to be shown, such as ``(a=1 b=2)``; nothing where none differ."""
+    if shown is None:
+        return ""
+    return f"({mapping({name: value for name, value in (options or {}).items() if name in shown})})"
 
 
 def mapping(value: Any) -> str:

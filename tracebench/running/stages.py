@@ -147,12 +147,12 @@ def _load(case: Case, journal: Journal, subject: Subject | None) -> _Asked:
     subject = subject or subjects.load(case)
     case = _resolved(case, subject)
     # A model file speaks of the front end, so of its graphs as captured; a compiler may add faults of its own, and
-    # controls may. Nor does it know of a hook of the user's own.
+    # controls may. It knows the front end as it is without options.
+    front_end = make_front_end(case.frontend, case.frontend_options)
     plain = case.executor == "replay" and not case.executor_settings and not case.controls
-    plain = plain and "hook" not in case.frontend_options
+    plain = plain and front_end == make_front_end(case.frontend, {})
     expected = subject.expect.get(case.frontend) if plain else None
     journal.put(case=case.describe(), environment=environment.describe(subject.device), expected=expected)
-    front_end = make_front_end(case.frontend, case.frontend_options)
     example = (subject.example.args, subject.example.kwargs)
     orders = bind(wishes(case.controls, case.frontend), subject.model, subject.file, example)
     why = "the case did not get that far" if case.ablation else "not asked for: controls.ablation=false"

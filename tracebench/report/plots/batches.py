@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from tracebench.record import Record
 from tracebench.report import facts
@@ -67,7 +66,9 @@ def batch_curves(records: Sequence[Record]) -> list[Curve]:
 
 
 def _rate(size: int, samples_ms: Iterable[float]) -> Rate:
-    slow, middle, fast = (size * 1000.0 / value for value in np.percentile(list(samples_ms), (75, 50, 25)))
+    samples = list(samples_ms)
+    quartiles = statistics.quantiles(samples, method="inclusive") if len(samples) > 1 else samples * 3
+    fast, middle, slow = (size * 1000.0 / value for value in quartiles)
     return Rate(size, middle, slow, fast)
 
 
