@@ -87,7 +87,7 @@ def test_what_a_file_expects_is_of_the_front_end_without_options() -> None:
         entries: list[dict[str, Any]] = []
         case = Case(ModelSpec(path.stem, str(path)), "hook", dict(options), stages=())
         run_case(case, Journal(entries.append))
-        return [entry["set"]["expected"] for entry in entries if "expected" in entry.get("set", {})][0]
+        return next(entry["set"]["expected"] for entry in entries if "expected" in entry.get("set", {}))
 
     assert expected() is not None
     assert expected(on_guard_failure="raise") == expected()
