@@ -30,7 +30,7 @@ def test_nothing_that_the_server_imports_initialises_cuda() -> None:
     modules = sorted({name for names in runner._PRELOAD.values() for name in names})
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTS, *modules],
-        env=launch._environment(), capture_output=True, text=True, check=True, timeout=200,
+        env=launch.child_environment(), capture_output=True, text=True, check=True, timeout=200,
     )  # fmt: skip
     assert done.stdout.strip() == "0"
 
