@@ -139,5 +139,7 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # An editable install has the project's own folder there, and with it models and tests.
+    sys.path[:] = [place for place in sys.path if place != sys.argv[3]]
     sys.path.append(sys.argv[2])
     _main(Path(sys.argv[1]))

@@ -186,7 +186,10 @@ def build(segment: Segment) -> fx.GraphModule | None:
     assert segment.shape is not None
     end = segment.end
     if isinstance(end, Return):
-        segment.module = _module(segment.recording, segment.nodes, segment.shape[0], end.outputs)
+        if segment.nodes == segment.recording.nodes:
+            segment.module = _whole(segment.recording, end.outputs)
+        else:
+            segment.module = _module(segment.recording, segment.nodes, segment.shape[0], end.outputs)
         return segment.module
     inputs, outputs, refs, gives = segment.shape
     nodes = segment.recording.nodes
@@ -223,6 +226,15 @@ def stepped(segment: Segment, run: Callable[..., Any] | None) -> Callable[[dict[
         return found, key(found)
 
     return step
+
+
+def _whole(recording: Recording, outputs: Iterable[Any]) -> fx.GraphModule:
+    """Return a module of a recording without checks: its graph itself, since copying takes as long as recording."""
+    graph = recording.nodes[0].graph if recording.nodes else fx.Graph()
+    if (known := graph.owning_module) is not None:
+        return known
+    graph.output(list(outputs))
+    return fx.GraphModule(recording.attributes, graph, class_name="Tape")
 
 
 def _module(
