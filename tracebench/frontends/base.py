@@ -154,7 +154,16 @@ def saver(graph: nn.Module) -> Callable[[Path], None]:
                 warnings.filterwarnings("ignore", message=r".*torch\.jit.*")
                 torch.jit.save(graph, str(path))
         else:
-            torch.save(graph, path)
+            traced = [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
+            tracers = [module._tracer_cls for module in traced]
+            try:
+                # Loading takes the code as it is. A tracer of ours would have to be there for it to be named.
+                for module in traced:
+                    module._tracer_cls = None
+                torch.save(graph, path)
+            finally:
+                for module, tracer in zip(traced, tracers, strict=True):
+                    module._tracer_cls = tracer
 
     return save
 
