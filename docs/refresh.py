@@ -1,4 +1,4 @@
-"""Brings what README.md and docs/hooks.md show of runs up to date with the records of ``results/reference-*``."""
+"""Brings what README.md and pages of docs/ show of runs up to date with the records of ``results/reference-*``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracebench.report import load_records, render_table
 from tracebench.report.plots import PLOTS, png
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/hooks.md")
+PAGES = ("README.md", "docs/hooks.md", "docs/measuring.md")
 _BLOCK = re.compile(r"(<!-- table of results/(?P<name>[\w-]+)(?P<short>, short)? -->\n```text\n).*?(```\n)", re.S)
 
 

@@ -31,7 +31,9 @@ def refresh() -> ModuleType:
 
 
 def test_the_tables_are_what_the_reference_records_print() -> None:
-    assert refresh().readme(README) == README, "run: python docs/refresh.py"
+    for page in refresh().PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert refresh().readme(text) == text, f"{page}: run python docs/refresh.py"
     assert "resnet18" in README
 
 
@@ -72,7 +74,10 @@ def test_hooks_in_it_are_those_the_loader_reads() -> None:
         assert f'"{name}"' in loader, name
 
 
-def test_keys_in_it_exist() -> None:
-    for key in re.findall(r"`((?:\w+\.)*\w+)=", README):
+@pytest.mark.parametrize("page", ["README.md", "docs/measuring.md"])
+def test_keys_in_it_exist(page: str) -> None:
+    found = re.findall(r"`((?:\w+\.)*\w+)=", (ROOT / page).read_text(encoding="utf-8"))
+    assert found
+    for key in found:
         if not key.startswith(("model.options.", "model.path")):
             assert key in [*config.valid_keys(key)], key
