@@ -1,9 +1,10 @@
 """Do our times agree with those of ``torch.utils.benchmark.Timer``?
 
-Run: ``python benchmarks/timer_agreement.py [--seconds 10] [--turns 5] [MODEL ...]``. Captures each model with the trace
-hook and times the replay of one and the same capture with the project's ``measure`` (the capture on both sides, so that
-each call is the same) and with torch's ``Timer`` (``blocked_autorange``, same threads). Both take turns, so that a
-machine that drifts does so for both. Prints the median of the turns' ratios and exits 1 if one is off by more than 3 %.
+Run: ``python benchmarks/timer_agreement.py [--seconds 10] [--turns 25] [MODEL ...]``. Captures each model with the
+trace hook and times the replay of one and the same capture with the project's ``measure`` (the capture on both sides,
+so that each call is the same) and with torch's ``Timer`` (``blocked_autorange``, same threads). Both take many short
+turns, so that a machine that drifts does so for both. Prints the median of the turns' ratios and exits 1 if one is off
+by more than 3 %.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each of the two timers, for each model")
-    parser.add_argument("--turns", type=int, default=5, help="how often the timers take turns")
+    parser.add_argument("--turns", type=int, default=25, help="how often the timers take turns")
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     right = True

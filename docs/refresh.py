@@ -39,14 +39,15 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    """Write the pages and the plot that README.md shows."""
+    """Write the pages and the plots that they show."""
     for page in PAGES:
         path = ROOT / page
         path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
-    draw, _ = PLOTS["verdicts"]
-    figure = draw(records_of("reference-cpu"))
-    assert figure is not None
-    (ROOT / "docs" / "verdicts.png").write_bytes(png(figure))
+    for plot, name in (("verdicts", "reference-cpu"), ("gains", "reference-executors")):
+        draw, _ = PLOTS[plot]
+        figure = draw(records_of(name))
+        assert figure is not None
+        (ROOT / "docs" / f"{plot}.png").write_bytes(png(figure))
 
 
 if __name__ == "__main__":

@@ -523,6 +523,13 @@ def test_costs_are_a_table_of_the_cases_that_compile() -> None:
     assert "costs:" not in render_table([costly(2.0, None)])
 
 
+def test_names_in_the_table_of_costs_are_cut_after_the_memory_goes() -> None:
+    names = ["a_model_of_a_rather_long_name, first", "a_model_of_a_rather_long_name, second"]
+    told = render_table([costly(2.0, 30.0, model=name) for name in names], 100).split("costs:\n")[1].split("\n\n")[0]
+    assert all(f"dynamo on {name} " in told for name in names)
+    assert "peak MB" not in told
+
+
 def test_what_the_plots_of_costs_show() -> None:
     found = plots.costs([costly(2.0, 30.0), costly(1.0, 40.0, frontend="fx"), costly(2.0, None, model="b")])
     assert [(cost.frontend, cost.cold_s, cost.calls, cost.significant) for cost in found] == [

@@ -27,7 +27,8 @@ _LEFT_OUT = (
     ("capture_s",),
     ("compile_warm_s",),
 )
-_LONGEST_NAME = 32
+#: A name may be cut to so many cells rather than another column go.
+_SHORTEST_NAME = 32
 
 
 def costs_table(records: Sequence[Record], naming: facts.Names, width: int) -> list[str]:
@@ -35,13 +36,13 @@ def costs_table(records: Sequence[Record], naming: facts.Names, width: int) -> l
     compiled = [record for record in records if record.throughput and record.throughput.compile_s.cold is not None]
     if not compiled:
         return []
-    names = [clip(naming.full(record), _LONGEST_NAME) for record in compiled]
+    names = [naming.full(record) for record in compiled]
     shown = list(_SHOWN)
     for left_out in _LEFT_OUT:
         shown = [name for name in shown if name not in left_out]
-        lines = _lines(compiled, names, shown)
-        if max(map(cells, lines)) <= width:
-            return ["costs:", *lines]
+        room = width - max(map(cells, _lines(compiled, [""] * len(names), shown)))
+        if room >= min(_SHORTEST_NAME, max(map(cells, names))):
+            return ["costs:", *_lines(compiled, [clip(name, room) for name in names], shown)]
     return []
 
 
