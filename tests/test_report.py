@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tracebench.errors import RequestError
@@ -299,6 +299,7 @@ def test_no_line_is_wider_than_the_width(width: int, models: int) -> None:
     st.integers(40, 120),
     st.floats(1e-9, 1e9),
 )
+@example(["", "00\u2427"], "sound", 56, 1.0)
 def test_no_name_or_message_breaks_the_table(names: list[str], ending: str, width: int, ratio: float) -> None:
     records = [
         make.record(name, "front" + name, ending, ratio, notes=(name,), controls={"disable": [name]}, batch_size=index)
@@ -320,6 +321,8 @@ def test_wrapping_loses_nothing(message: str, width: int) -> None:
 def test_wide_characters_count_twice() -> None:
     assert text.cells("模型") == 4
     assert text.cells("e\N{COMBINING ACUTE ACCENT}") == 1
+    assert text.clip("模型模型", 8) == "模型模型"
+    assert text.clip("模型模型", 7) == "模型..."
 
 
 def test_what_all_cases_share_is_said_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,11 @@ def clean(text: object) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return ``text`` cut to ``limit`` characters, with an ellipsis where something was cut off."""
-    return text if len(text) <= limit else text[: limit - 3].rstrip() + "..."
+    """Return ``text`` cut to ``limit`` terminal cells, with an ellipsis where something was cut off."""
+    if cells(text) <= limit:
+        return text
+    used = itertools.accumulate(map(_cell, text))
+    return "".join(char for char, end in zip(text, used, strict=True) if end <= limit - 3).rstrip() + "..."
 
 
 def cells(text: str) -> int:
