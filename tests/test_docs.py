@@ -19,7 +19,7 @@ from tracebench.controls.vocabulary import CONTROLS
 from tracebench.hooks import Traced
 from tracebench.report import load_records, render_table
 
-from .conftest import ROOT
+from .conftest import ROOT, loaded
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +63,6 @@ def test_effects_are_what_the_page_says(control: str, made: ModuleType, page: st
 
 
 HOOKS = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
-
-
-def loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_tables_of_hooks_are_what_the_records_print() -> None:

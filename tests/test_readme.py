@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -16,18 +15,13 @@ from tracebench.frontends import FRONT_ENDS
 from tracebench.status import VERDICTS
 from tracebench.subject import load
 
-from .conftest import ROOT
+from .conftest import ROOT, loaded
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def refresh() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "docs" / "refresh.py")
 
 
 def test_the_tables_are_what_the_reference_records_print() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tracebench.record import Record
 from tracebench.report import facts
 from tracebench.report.columns import COLUMNS
-from tracebench.report.text import cells, clip, pad
+from tracebench.report.text import aligned, cells, clip
 
 #: Column of ``COLUMNS`` -> its heading in two lines.
 _SHOWN = {
@@ -48,13 +48,7 @@ def costs_table(records: Sequence[Record], naming: facts.Names, width: int) -> l
 
 def _lines(records: Sequence[Record], names: Sequence[str], shown: Sequence[str]) -> list[str]:
     columns = [[*_SHOWN[name], *(_cell(name, record) for record in records)] for name in shown]
-    first = ["", "", *names]
-    widths = [max(map(cells, column)) for column in [first, *columns]]
-    lines = []
-    for row in zip(first, *columns, strict=True):
-        padded = [pad(cell, wide, index > 0) for index, (cell, wide) in enumerate(zip(row, widths, strict=True))]
-        lines.append(f"  {'  '.join(padded)}".rstrip())
-    return lines
+    return aligned(list(zip(["", "", *names], *columns, strict=True)))
 
 
 def _cell(name: str, record: Record) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tracebench.record import Record
 from tracebench.report import facts
-from tracebench.report.text import cells, clean, pad, wrap
+from tracebench.report.text import aligned, cells, clean, wrap
 from tracebench.status import OUTCOMES
 
 #: Verdicts of a front end that made a capture, right or wrong.
@@ -77,18 +77,12 @@ def tally_table(records: Sequence[Record], width: int) -> list[str]:
     rows = grid(records)
     if not rows:
         return []
-    widths = [max(cells(row[index]) for row in rows) for index in range(len(rows[0]))]
-    if 2 + sum(widths) + 2 * (len(widths) - 1) <= width:
-        lines = [
-            "  "
-            + "  ".join(pad(cell, wide, index > 0) for index, (cell, wide) in enumerate(zip(row, widths, strict=True)))
-            for row in rows
-        ]
-    else:
+    lines = aligned(rows)
+    if max(map(cells, lines)) > width:
         told = [[f"{cell} {name}" for name, cell in zip(rows[0][1:], row[1:], strict=True)] for row in rows[1:]]
         lines = [
             line
             for row, said in zip(rows[1:], told, strict=True)
             for line in wrap(f"{row[0]}: {', '.join(said)}", width, "  ", "    ")
         ]
-    return ["by front end:", *(line.rstrip() for line in lines)]
+    return ["by front end:", *lines]

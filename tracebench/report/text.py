@@ -44,6 +44,16 @@ def pad(text: str, width: int, right: bool = False) -> str:
     return fill + text if right else text + fill
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows in columns, indented, the first column to the left and figures to the right."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [pad(cell, wide, index > 0) for index, (cell, wide) in enumerate(zip(row, widths, strict=True))]
+        lines.append(f"  {'  '.join(padded)}".rstrip())
+    return lines
+
+
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """Return ``text`` in lines of at most ``width`` cells that start with ``first`` and then ``rest``.
 
